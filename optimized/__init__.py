@@ -1,0 +1,49 @@
+"""The engine that people import: block pool, scheduler, devices, models, sampler and server.
+
+``import optimized`` loads neither torch nor numpy: every name is fetched when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optimized.engine import EngineCore, make_engine
+    from optimized.llm import LLM
+    from optimized.outputs import CompletionOutput, RequestOutput
+    from optimized.sampling import SamplingParams
+    from optimized.sequence_pool import make_pool
+    from optimized.symbolic_device import SymbolicDevice
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineCore",
+    "RequestOutput",
+    "SamplingParams",
+    "SymbolicDevice",
+    "make_engine",
+    "make_pool",
+]
+
+_HOME = {
+    "LLM": "llm",
+    "CompletionOutput": "outputs",
+    "EngineCore": "engine",
+    "RequestOutput": "outputs",
+    "SamplingParams": "sampling",
+    "SymbolicDevice": "symbolic_device",
+    "make_engine": "engine",
+    "make_pool": "sequence_pool",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'optimized' has no attribute {name!r}")
+    found: object = getattr(import_module(f"optimized.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,54 @@
+"""The command ``kvproof``: the one place where all packages meet, each loaded when a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from optimized.cli import specification, traces
+from optimized.cli.generate import generate
+from optimized.cli.guard import BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
+from optimized.cli.machine import doctor, kernels
+
+app = typer.Typer(
+    name="kvproof",
+    help="PagedAttention serving that can be checked.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(generate)
+app.command()(doctor)
+app.command()(kernels)
+app.add_typer(specification.app, name="spec")
+app.add_typer(traces.app, name="trace")
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        forget_stdout()
+        sys.exit(BROKEN_PIPE)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from optimized.doctor import version_of
+
+        typer.echo(f"kvproof {version_of('kvproof') or '(not installed)'}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """PagedAttention serving that can be checked."""

@@ -1,0 +1,187 @@
+"""``kvproof generate``: prompts in, text out as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optimized.cli.guard import FAILED, plain_errors
+from optimized.cli.printing import JsonOption, print_json
+from optimized.cli.watch import Watch
+
+if TYPE_CHECKING:
+    from optimized.llm import LLM
+    from optimized.outputs import RequestOutput
+
+MAX_TOKENS = 128
+SELF_CHECK_BLOCKS = 256
+"""Blocks of an engine that is judged, unless told: each rule looks at every block, after every event."""
+
+
+@plain_errors
+def generate(
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to answer.")],
+    model: Annotated[
+        str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="optimized, or reference: slow and obvious.")] = "optimized",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The most tokens of an answer.", show_default="128, or less if less fits")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
+    n: Annotated[int, typer.Option("--n", "-n", help="Answers to each prompt; they share its blocks.")] = 1,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that have this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest tokens, 0 for all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this part of the likeliest one.")] = 0.0,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
+    as_json: JsonOption = False,
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(help="Blocks of the KV cache, on any device.", show_default="what fits")
+    ] = None,
+    kv_cache_memory_bytes: Annotated[
+        int | None, typer.Option(help="Size of the KV cache.", show_default="1 GiB on a CPU")
+    ] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
+    self_check: Annotated[
+        bool, typer.Option("--self-check", help="Judge every event by every rule, in a cache of 256 blocks.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write the engine's events to this file.")] = None,
+) -> None:
+    """Answer prompts with a model, out of a paged KV cache."""
+    from optimized.model_core import EngineArgs
+    from optimized.sampling import SamplingParams
+    from spec.vocabulary import InvalidConfig
+
+    if engine not in ("optimized", "reference"):
+        raise InvalidConfig("engine", engine, "optimized or reference")
+    if self_check and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
+        num_gpu_blocks_override = SELF_CHECK_BLOCKS
+    params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
+    engine_args: dict[str, Any] = {  # the values of LLM's parameters
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "num_gpu_blocks_override": num_gpu_blocks_override,
+        "seed": seed,
+    }
+    EngineArgs(**engine_args)  # refuses what makes no sense before a model is fetched
+    started = time.perf_counter()
+    with Watch(engine, self_check, trace) as watch:
+        llm = _load(model, engine_args, watch)
+        requests = [prompt if raw else llm.chat_prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
+        for index, request in enumerate(requests):
+            most = max_tokens if max_tokens is not None else min(MAX_TOKENS, llm.max_tokens_left(request, n))
+            llm.add_request(str(index), request, replace(params, max_tokens=most))
+        loaded = time.perf_counter()
+        done = _collect(llm, len(prompts), params.n) if as_json else _stream(llm, prompts, params.n, engine)
+    seconds = time.perf_counter() - loaded
+    if as_json:
+        facts = {"seconds": round(seconds, 3), "load_seconds": round(loaded - started, 3), "self_checked": self_check}
+        print_json({"engine": engine, **_as_json(llm, prompts, done), **facts})
+    elif sys.stderr.isatty():
+        typer.secho(_summary(llm, done, seconds), err=True, dim=True)
+    failures = [output.stop_reason for request in done for output in request.outputs if output.finish_reason == "error"]
+    for failure in failures:
+        typer.echo(str(failure), err=True)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+def _load(model: str | None, engine_args: dict[str, Any], watch: Watch) -> LLM:
+    """The model behind its engine."""
+    from optimized.cli.reference_core import ReferenceCore
+    from optimized.llm import LLM
+
+    watching: dict[str, Any] = {"make_observer": watch.make_observer} if watch.is_wanted else {}
+    if watch.engine == "reference":
+        watching["make_core"] = ReferenceCore
+    return LLM(model, **engine_args, **watching)
+
+
+def _steps(llm: LLM) -> Iterator[RequestOutput]:
+    """Every request each time that it has got tokens."""
+    while llm.has_unfinished_requests():
+        yield from llm.step()
+
+
+def _stream(llm: LLM, prompts: Sequence[str], num_samples: int, engine: str) -> list[RequestOutput]:
+    """Print the texts as they come."""
+    from rich.console import Console
+
+    from optimized.cli.screen import Screen
+
+    screen = Screen(prompts, num_samples)
+    done: dict[int, RequestOutput] = {}
+    # A terminal may not have every character that a model knows.
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    status = Console(stderr=True).status(f"Computing the prompt with the {engine} engine")
+    status.start()
+    try:
+        for request in _steps(llm):
+            if any(output.text or output.finished() for output in request.outputs):
+                status.stop()
+            screen.show(int(request.request_id), request)
+            done[int(request.request_id)] = request
+    finally:
+        status.stop()
+        if not screen.is_empty and llm.has_unfinished_requests():
+            typer.echo("")
+    return [done[index] for index in range(len(prompts))]
+
+
+def _collect(llm: LLM, num_prompts: int, num_samples: int) -> list[RequestOutput]:
+    """Wait for all texts, with a bar on standard error if that is a terminal."""
+    from tqdm import tqdm
+
+    done: dict[int, RequestOutput] = {}
+    with tqdm(total=None, desc="Generating", unit=" tokens", disable=None, leave=False) as bar:
+        for request in _steps(llm):
+            done[int(request.request_id)] = request
+            bar.update(_num_tokens([*done.values()]) - bar.n)
+    return [done[index] for index in range(num_prompts)]
+
+
+def _num_tokens(requests: Sequence[RequestOutput]) -> int:
+    return sum(len(output.token_ids) for request in requests for output in request.outputs)
+
+
+def _as_json(llm: LLM, prompts: Sequence[str], done: Sequence[RequestOutput]) -> dict[str, object]:
+    num_prompt_tokens, num_tokens = sum(len(request.prompt_token_ids) for request in done), _num_tokens(done)
+    return {
+        "model": llm.checkpoint.name,
+        "prompts": list(prompts),
+        "outputs": [
+            {"prompt": index, **asdict(output)} for index, request in enumerate(done) for output in request.outputs
+        ],
+        "usage": {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_prompt_tokens + num_tokens,
+        },
+        **asdict(llm.stats()),
+        "block_size": llm.config.block_size,
+    }
+
+
+def _summary(llm: LLM, done: Sequence[RequestOutput], seconds: float) -> str:
+    stats, num_tokens = llm.stats(), _num_tokens(done)
+    facts = [f"{num_tokens} tokens in {seconds:.1f} s, {num_tokens / seconds:.1f} tokens/s"]
+    if stats.blocks_prompt_shared:
+        facts.append(f"{stats.blocks_prompt_shared} blocks shared, {stats.blocks_copied} copied")
+    if stats.num_preemptions:
+        facts.append(f"{stats.num_preemptions} preemptions")
+    if any(output.finish_reason == "length" for request in done for output in request.outputs):
+        facts.append("cut off by --max-tokens")
+    return f"[{'; '.join(facts)}]"

@@ -1,0 +1,60 @@
+"""``kvproof doctor`` and ``kvproof kernels``: what there is on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from optimized.cli.guard import FAILED, plain_errors
+from optimized.cli.printing import JsonOption, print_json
+
+
+@plain_errors
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what is installed, which device and kernels would be used, and why."""
+    from optimized.doctor import examine
+
+    found = examine()
+    if as_json:
+        print_json(found.as_json())
+    else:
+        typer.echo(found.text())
+    if found.problems:
+        raise typer.Exit(FAILED)
+
+
+@plain_errors
+def kernels(
+    compile_them: Annotated[
+        bool, typer.Option("--compile", help="Compile for every target, without a GPU, and read the machine code.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every head size, type and option: minutes.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the Triton kernels by target; with --compile, judge what the compiler makes of them."""
+    from kernels.compiled import as_text, compile_report
+    from kernels.configuration import covering_set, small_set
+
+    wanted = covering_set() if everything else small_set()
+    if not compile_them:
+        facts = [asdict(each) for each in wanted]
+        text = [
+            f"{each.target}  {each.kernel:12} head size {each.head_size}, block size {each.block_size}, {each.dtype}"
+            for each in wanted
+        ]
+        if as_json:
+            print_json({"configurations": facts})
+        else:
+            typer.echo("\n".join([*text, "--compile compiles and judges these."]))
+        return
+    reports = []
+    for each in wanted:
+        reports += compile_report([each])
+        if not as_json:
+            typer.echo(as_text(reports[-1]))
+    if as_json:
+        print_json({"reports": [asdict(report) for report in reports]})
+    if any(report.problems for report in reports):
+        raise typer.Exit(FAILED)

@@ -1,0 +1,32 @@
+"""What commands print, and how they show that they are at work."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def print_json(value: object) -> None:
+    """One JSON object, in letters that the terminal can show, each list of numbers on a line."""
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    text = json.dumps(value, indent=2, ensure_ascii=plain)
+    # A line break is never part of a string in JSON, so this finds nothing inside one.
+    typer.echo(re.sub(r"\[\n[\s\d,-]+\]", lambda found: json.dumps(json.loads(found[0])), text))
+
+
+def with_status(doing: str, work: Callable[[Callable[[str], None]], T]) -> T:
+    """The result of some work, with a sign of life on standard error if that is a terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(doing) as status:
+        return work(lambda part: status.update(f"{doing} {escape(part)}"))

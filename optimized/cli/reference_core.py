@@ -1,0 +1,81 @@
+"""The reference engine as ``LLM`` drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from optimized.capacity import bytes_per_block
+from optimized.model_core import EngineArgs, MakeObserver, Stats
+from optimized.scheduler import Outcome
+from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State
+
+if TYPE_CHECKING:
+    from optimized.checkpoint import Checkpoint
+    from optimized.sampling import SamplingParams
+
+CACHE_BYTES = 1 << 28
+
+
+class ReferenceCore:
+    """A core for ``LLM`` in which everything is slow and obvious, and float64."""
+
+    def __init__(self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None) -> None:
+        from reference import ReferenceModelEngine
+
+        model = checkpoint.config
+        limits = args.limits(model, max_num_seqs=64, max_num_batched_tokens=512)
+        block_bytes = bytes_per_block(args.block_size, model.num_layers, model.num_kv_heads, model.head_size, 8)
+        num_blocks = args.num_blocks_in_memory(limits, block_bytes, CACHE_BYTES)
+        self.config = replace(limits, num_blocks=num_blocks)
+        self._watcher = make_observer(self.config) if make_observer is not None else None
+        self._engine = ReferenceModelEngine(checkpoint.arrays(), model, self.config, self)
+        self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
+
+    def check(self, request: Request) -> None:
+        from reference.door import check_request
+
+        check_request(self.config, self._engine.engine.roster, request)
+
+    def add(self, request: Request, params: SamplingParams, seed: int) -> None:
+        from reference import Sampling
+
+        self._engine.add(request, Sampling(params.temperature, params.top_p, params.top_k, params.min_p, seed))
+
+    def step(self) -> Outcome:
+        report = self._engine.step()
+        pairs = [(event.seq, token) for event in report.emitted for token in event.tokens]
+        return Outcome(
+            seq_ids=[seq_id for seq_id, _ in pairs],
+            tokens=[token for _, token in pairs],
+            preempted=[event.request_id for event in report.preempted],
+            finished=[(event.seq, event.reason) for event in report.finished],
+        )
+
+    def abort(self, request_id: RequestId) -> None:
+        self._engine.abort(request_id)
+
+    def release(self, seq_id: SeqId) -> None:
+        """Nothing: the reference engine ends requests only, so the sequence goes on unheard."""
+
+    def stats(self) -> Stats:
+
+        return Stats(
+            self._peak_shared, self._num_copies, self._num_preemptions, self._num_steps, self.config.num_blocks
+        )
+
+    def event(self, event: Event) -> None:
+        """Count, and pass on to whoever watches."""
+        self._num_copies += isinstance(event, Copy)
+        self._num_preemptions += isinstance(event, Preempt)
+        self._num_steps += isinstance(event, Begin)
+        if isinstance(event, Fork | Hit):
+            shared = sum(count > 1 for count in self._engine.engine.pool.ref_count)
+            self._peak_shared = max(self._peak_shared, shared)
+        if self._watcher is not None:
+            self._watcher.event(event)
+
+    def settled(self, snapshot: Callable[[], State]) -> None:
+        if self._watcher is not None:
+            self._watcher.settled(snapshot)

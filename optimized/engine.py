@@ -1,0 +1,178 @@
+"""The engine core: a step as three calls with plain values between them, and the adapter by which it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TypeVar
+
+from optimized.device import Device, Sampled
+from optimized.plan import Plan
+from optimized.scheduler import Scheduler
+from optimized.snapshot import snapshot_of
+from optimized.step import Outcome
+from optimized.symbolic_device import SymbolicDevice
+from spec.engine import (
+    Admission,
+    Capability,
+    EvictionOrder,
+    Observer,
+    Profile,
+    StepReport,
+    TokenSource,
+)
+from spec.vocabulary import (
+    Add,
+    Append,
+    Config,
+    Finish,
+    Fork,
+    Preempt,
+    Refuse,
+    Request,
+    RequestId,
+    Reset,
+    SeqId,
+    State,
+)
+
+T = TypeVar("T")
+
+
+class EngineCore:
+    """Scheduler and device, without I/O, threads or a clock. An observer costs nothing when there is none."""
+
+    def __init__(self, config: Config, device: Device, observer: Observer | None = None, model: str = "") -> None:
+        self.config = config
+        self.device = device
+        self.scheduler = Scheduler(config, observer.event if observer is not None else None, model)
+        self._observer = observer
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a live request waits or runs."""
+        return bool(self.scheduler.requests)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served."""
+        self._settle(lambda: self.scheduler.add(request), Add(request))
+
+    def fork(self, parent: SeqId, child: SeqId) -> Admission:
+        """Split a running sequence that is in no step."""
+        return self._settle(lambda: self.scheduler.fork(parent, child), Fork(parent, child))
+
+    def abort(self, request_id: RequestId) -> None:
+        """Give a request up, at any time."""
+        self._settle(lambda: self.scheduler.abort(request_id))
+
+    def release(self, seq_id: SeqId) -> None:
+        """End one sequence, between two steps."""
+        self._settle(lambda: self.scheduler.release(seq_id))
+
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache, if no block of it is in use."""
+        return self._settle(self.scheduler.reset_cache, Reset())
+
+    def schedule(self) -> Plan:
+        """The first third of a step: what to compute."""
+        return self._settle(self.scheduler.schedule)
+
+    def commit(self, plan: Plan, sampled: Sequence[Sampled]) -> Outcome:
+        """The last third of a step: what became of it."""
+        return self._settle(lambda: self.scheduler.commit(plan, sampled))
+
+    def step(self) -> Outcome:
+        """Schedule, run and commit. An idle engine does nothing."""
+        if not self.has_work:
+            return Outcome()
+        plan = self.schedule()
+        return self.commit(plan, self.device.run(plan))
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start, and what is in use now. O(1)."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return {
+            **asdict(scheduler.counters),
+            "num_waiting": len(scheduler.waiting),
+            "num_running": len(scheduler.running),
+            "num_free_blocks": pool.num_free,
+            "num_shared_blocks": pool.num_shared,
+            "peak_shared_blocks": pool.peak_shared,
+            "num_cached_blocks": 0 if scheduler.cache is None else scheduler.cache.num_cached,
+        }
+
+    def snapshot(self) -> State:
+        """What the engine is in right now."""
+        return snapshot_of(self.scheduler)
+
+    def _settle(self, call: Callable[[], T], asked: Add | Fork | Reset | None = None) -> T:
+        """A public call: the observer hears that it is over, and before that if what was asked is refused."""
+        observer = self._observer
+        if observer is None:
+            return call()
+        refused = True
+        try:
+            result = call()
+            refused = result is Admission.LATER or result is Admission.NEVER or result is False
+            return result
+        finally:
+            if refused and asked is not None:
+                observer.event(Refuse(asked))
+            observer.settled(self.snapshot)
+
+
+CAPABILITIES = frozenset(
+    {
+        Capability.FORK,
+        Capability.COPY_ON_WRITE,
+        Capability.CHUNKED_PREFILL,
+        Capability.PREEMPTION,
+        Capability.SWAP,
+        Capability.PREFIX_CACHE,
+        Capability.PRIORITY,
+        Capability.ABORT,
+    }
+)
+
+
+class SymbolicEngine:
+    """The engine core with a device that computes prefixes: an ``Engine`` of the specification."""
+
+    profile = Profile("optimized", CAPABILITIES, eviction_order=EvictionOrder.LRU)
+
+    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+        self.device = SymbolicDevice(config.block_size, lambda seq_id, prefix: 0)
+        self.core = EngineCore(config, self.device, observer)
+
+    def add(self, request: Request) -> None:
+        self.core.add(request)
+
+    def fork(self, parent: SeqId, child: SeqId) -> Admission:
+        return self.core.fork(parent, child)
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        if not self.core.has_work:
+            self.core.step()
+            return StepReport()
+        self.device.token_source = token_source
+        outcome = self.core.step()
+        return StepReport(
+            device=self.device.events,
+            emitted=tuple(Append(i, (token,)) for i, token in zip(outcome.seq_ids, outcome.tokens, strict=True)),
+            preempted=tuple(Preempt(request_id) for request_id in outcome.preempted),
+            finished=tuple(Finish(seq_id, reason) for seq_id, reason in outcome.finished),
+        )
+
+    def abort(self, request_id: RequestId) -> None:
+        self.core.abort(request_id)
+
+    def reset_cache(self) -> bool:
+        return self.core.reset_cache()
+
+    def snapshot(self) -> State:
+        return self.core.snapshot()
+
+
+def make_engine(config: Config, observer: Observer | None = None) -> SymbolicEngine:
+    """The engine that the specification judges: our scheduler and pool, and prefixes instead of K and V."""
+    return SymbolicEngine(config, observer)

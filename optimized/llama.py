@@ -1,0 +1,181 @@
+"""The Llama forward pass over a paged cache, for any mixture of sequences at any of their positions.
+
+It knows neither requests nor steps: tokens come in one row after the other, ``query_start`` says whose they are, and
+the block table says where the keys and values of earlier tokens lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import paged_attention, write_kv
+from optimized.checkpoint import ConfigError, ModelConfig, tensor_shapes
+
+if TYPE_CHECKING:
+    from kernels import AttentionPlan
+
+KVCache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer; what reads the same input is one matrix."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Tensor  # [(num_query_heads + 2 * num_kv_heads) * head_size, hidden_size]
+    o: Tensor  # [hidden_size, num_query_heads * head_size]
+    mlp_norm: Tensor  # [hidden_size]
+    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
+    down: Tensor  # [hidden_size, intermediate_size]
+
+
+class LlamaModel:
+    """A Llama model with its weights on a device."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._shapes = tensor_shapes(config)
+        self._tensors = tensors
+        self.embedding = self._load("model.embed_tokens.weight")  # [vocab_size, hidden_size]
+        self.layers = tuple(self._layer(f"model.layers.{index}") for index in range(config.num_layers))
+        self.norm = self._load("model.norm.weight")  # [hidden_size]
+        tied = config.tie_word_embeddings
+        self.lm_head = self.embedding if tied else self._load("lm_head.weight")  # [vocab_size, hidden_size]
+        self._tensors = {}
+        # float64, so that positions of any length turn by the right angle.
+        self._frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float64, device=self.device)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """The size of the weights on the device."""
+        tensors = [self.embedding, self.norm, *(() if self.lm_head is self.embedding else (self.lm_head,))]
+        tensors += [weight for layer in self.layers for weight in vars(layer).values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
+        """An empty cache: for each layer keys and values of ``num_blocks`` blocks."""
+        shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_size)
+        return [
+            (
+                torch.zeros(shape, dtype=self.dtype, device=self.device),
+                torch.zeros(shape, dtype=self.dtype, device=self.device),
+            )
+            for _ in self.layers
+        ]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,  # [num_tokens] int64
+        positions: Tensor,  # [num_tokens] int64
+        kv_caches: Sequence[KVCache],  # one for each layer
+        slot_mapping: Tensor,  # [num_tokens] int64, where each token's key and value go
+        block_tables: Tensor,  # [num_seqs, max_blocks_per_seq] int32
+        seq_lens: Tensor,  # [num_seqs] int32, keys including this step's
+        query_start: Tensor,  # [num_seqs + 1] int32
+        sample_rows: Tensor,  # [num_samples] int64, the tokens after which one is sampled
+        plan: AttentionPlan | None = None,
+    ) -> Tensor:
+        """Logits ``[num_samples, vocab_size]`` in float32; the caches get the keys and values of all tokens."""
+        angles = self._frequencies * positions.unsqueeze(1)  # [num_tokens, head_size / 2] float64
+        turn = (angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1))  # [num_tokens, 1, head_size / 2]
+        attention = Attention(slot_mapping, block_tables, seq_lens, query_start, self.config.scale, plan)
+        x = F.embedding(token_ids, self.embedding)  # [num_tokens, hidden_size]
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            x = x + self._attend(layer, self._normed(x, layer.input_norm), turn, kv_cache, attention)
+            x = x + self._mlp(layer, self._normed(x, layer.mlp_norm))
+        sampled = self._normed(x[sample_rows], self.norm)  # [num_samples, hidden_size]
+        return F.linear(sampled, self.lm_head).float()
+
+    def _attend(
+        self, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor], kv_cache: KVCache, attention: Attention
+    ) -> Tensor:
+        """Attention of one layer, ``[num_tokens, hidden_size]``; the cache is written first, since a token sees itself."""
+        num_query, num_kv, head_size = self.config.num_query_heads, self.config.num_kv_heads, self.config.head_size
+        heads = F.linear(x, layer.qkv).view(-1, num_query + 2 * num_kv, head_size)
+        turned = _rotate(heads[:, : num_query + num_kv], turn)
+        query, key = turned[:, :num_query], turned[:, num_query:]
+        out = attention(
+            query, key, heads[:, num_query + num_kv :], kv_cache
+        )  # [num_tokens, num_query_heads, head_size]
+        return F.linear(out.reshape(-1, num_query * head_size), layer.o)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)  # each [num_tokens, intermediate_size]
+        return F.linear(F.silu(gate) * up, layer.down)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm, the mean in float32."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        return wide.to(self.dtype) * weight
+
+    def _layer(self, prefix: str) -> Layer:
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        return Layer(
+            input_norm=self._load(f"{prefix}.input_layernorm.weight"),
+            qkv=self._load(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
+            o=self._load(f"{attention}.o_proj.weight"),
+            mlp_norm=self._load(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self._load(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
+            down=self._load(f"{mlp}.down_proj.weight"),
+        )
+
+    def _load(self, *names: str) -> Tensor:
+        """Tensors on the device in the model's type, several as one matrix of all their rows."""
+        parts = []
+        for name in names:
+            tensor = self._tensors[name]
+            if tuple(tensor.shape) != self._shapes[name]:
+                raise ConfigError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(self._shapes[name])}")
+            parts.append(tensor.to(device=self.device, dtype=self.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of a step: the same for every layer but for its cache."""
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start: Tensor
+    scale: float
+    plan: AttentionPlan | None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache) -> Tensor:
+        """``[num_tokens, num_query_heads, head_size]``, after the step's keys and values are in their slots."""
+        key_cache, value_cache = kv_cache
+        write_kv(key, value, key_cache, value_cache, self.slot_mapping)
+        return paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            self.block_tables,
+            self.seq_lens,
+            self.query_start,
+            scale=self.scale,
+            plan=self.plan,
+        )
+
+
+def _rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Heads ``[num_tokens, num_heads, head_size]`` turned by their positions: element ``i`` pairs with the half further."""
+    cos, sin = turn
+    first, second = heads.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)

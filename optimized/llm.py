@@ -1,0 +1,366 @@
+"""``LLM``: prompts in, text out, with vLLM's names for what both have."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from optimized.checkpoint import Checkpoint, load_checkpoint
+from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
+from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput
+from optimized.sampling import SamplingParams, derived_seed
+from spec.engine import InvalidField, InvalidRequest
+from spec.vocabulary import Config, FinishReason, Request, RequestId, SeqId, Token
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+Prompt: TypeAlias = str | Sequence[Token] | Mapping[str, Any]
+"""Text, token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": token ids}``."""
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages, each with a role and a content."""
+
+Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams]
+"""A request as the engine sees it, as its caller sees it, and how it is sampled."""
+
+T = TypeVar("T")
+
+
+class LLM:
+    """A model and its engine.
+
+    ``model`` is a GGUF file, a Hugging Face directory, a loaded checkpoint, or None for the default model, which is
+    fetched once. Everything happens in the caller's thread.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Checkpoint | None = None,
+        *,
+        block_size: int = 16,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = False,
+        seed: int = 0,
+        dtype: str = "auto",
+        device: str = "auto",
+        make_observer: MakeObserver | None = None,
+        make_core: MakeCore = TorchCore,
+    ) -> None:
+        args = EngineArgs(
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            enable_prefix_caching=enable_prefix_caching,
+            seed=seed,
+            dtype=dtype,
+            device=device,
+        )
+        self.checkpoint = (
+            model if isinstance(model, Checkpoint) else load_checkpoint(None if model is None else Path(model))
+        )
+        self.seed = seed
+        self._core = make_core(self.checkpoint, args, make_observer)
+        self._open: dict[RequestId, OpenRequest] = {}
+        self._seqs: dict[SeqId, OpenRequest] = {}
+        self._num_requests = 0
+        self._num_seqs = 0
+
+    @property
+    def config(self) -> Config:
+        """The limits of the engine."""
+        return self._core.config
+
+    def stats(self) -> Stats:
+        """What the cache has done so far."""
+        return self._core.stats()
+
+    # --- all at once --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; answers come in the order of the prompts.
+
+        If one prompt or its parameters are invalid, nothing is done. ``sampling_params`` are for all, or one for each.
+        """
+        return self._run(_prompts_of(prompts), self._read, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, in the model's chat template."""
+
+        def read(conversation: Conversation) -> tuple[str | None, list[Token]]:
+            return self._read_chat(conversation, add_generation_prompt)
+
+        return self._run(_conversations_of(messages), read, sampling_params, use_tqdm)
+
+    def chat_prompt(self, messages: Conversation, add_generation_prompt: bool = True) -> Prompt:
+        """A conversation as a prompt for ``add_request``."""
+        text, token_ids = self._read_chat(messages, add_generation_prompt)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    # --- step by step -------------------------------------------------------------------------------------------------
+
+    def add_request(self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
+        """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served."""
+        if not isinstance(request_id, str) or any(request_id == request.name for request in self._open.values()):
+            raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
+        made = self._make(request_id, *self._read(prompt), sampling_params or SamplingParams())
+        self._core.check(made[0])
+        self._add(*made)
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine: the requests that got tokens or ended, as they stand now."""
+        return [request.shown() for request in self._advance()]
+
+    def abort(self, request_id: str) -> None:
+        """Give a request up. An unknown or finished id is ignored."""
+        for request in [request for request in self._open.values() if request.name == request_id]:
+            self._core.abort(request.request_id)
+            self._close(request)
+
+    def max_tokens_left(self, prompt: Prompt, n: int = 1) -> int:
+        """The most tokens that ``n`` answers to this prompt can have: the ``max_tokens=None`` of sampling."""
+        return self._max_tokens(len(self._read(prompt)[1]), SamplingParams(n=n, max_tokens=None))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is a reason to step."""
+        return bool(self._open)
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        several: Sequence[T],
+        read: Callable[[T], tuple[str | None, list[Token]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """Check all, then add all, then step until they are done."""
+        if self._open:
+            raise InvalidRequest(
+                f"{len(self._open)} requests are unfinished: step until they are done, or abort them, before this"
+            )
+        params = _params_for(len(several), sampling_params)
+        made: list[Made] = []
+        for each in several:
+            try:
+                made.append(self._make(None, *read(each), params[len(made)], made))
+                self._core.check(made[-1][0])
+            except InvalidRequest as error:
+                if len(several) > 1:
+                    error.add_note(f"This is about prompt {several.index(each) + 1} of {len(several)}.")
+                raise
+        for each_made in made:
+            self._add(*each_made)
+        with _progress_bar(len(made), use_tqdm) as bar:
+            self._finish_all(bar)
+        return [request.shown() for _, request, _ in made]
+
+    def _finish_all(self, bar: tqdm[Any]) -> None:
+        started, num_tokens = time.perf_counter(), 0
+        try:
+            while self._open:
+                for request in self._advance():
+                    num_tokens += len(request.outputs)
+                    bar.update(request.finished)
+                if not bar.disable:
+                    speed = num_tokens / (time.perf_counter() - started)
+                    bar.set_postfix_str(f"{speed:.1f} tokens/s", refresh=False)
+                    bar.refresh()
+        finally:
+            # Nobody is left to hear them if this was interrupted.
+            for request in tuple(self._open.values()):
+                self._core.abort(request.request_id)
+                self._close(request)
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[Token]]:
+        """The text of a prompt, if it has one, and its token ids."""
+        text: object = prompt
+        token_ids: object = None
+        if isinstance(prompt, Mapping):
+            if not prompt or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+                raise InvalidField("prompt", sorted(map(str, prompt)), "an object with prompt or prompt_token_ids")
+            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        elif not isinstance(prompt, str):
+            text, token_ids = None, prompt
+        if text is not None and not isinstance(text, str):
+            raise InvalidField("prompt", type(text).__name__, "a text")
+        if token_ids is None:
+            token_ids = self._encode(text or "", add_special_tokens=True)
+        return text, self._checked_ids(token_ids)
+
+    def _read_chat(self, messages: Conversation, add_generation_prompt: bool) -> tuple[str, list[Token]]:
+        """The text of a conversation, which names its special tokens itself, and its token ids."""
+        text = self.checkpoint.chat_text(messages, add_generation_prompt=add_generation_prompt)
+        return text, self._checked_ids(self._encode(text, add_special_tokens=False))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[Token]:
+        if self.checkpoint.tokenizer is None:
+            raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: give a prompt as token ids")
+        return self.checkpoint.tokenizer.encode(text, add_special_tokens)
+
+    def _checked_ids(self, token_ids: object) -> list[Token]:
+        """Token ids of this model, at least one."""
+        if not isinstance(token_ids, list | tuple):
+            raise InvalidField("prompt", type(token_ids).__name__, "a text or a list of token ids")
+        if not token_ids:
+            raise InvalidField("prompt", "", "at least one token long")
+        vocab_size = self.checkpoint.config.vocab_size
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise InvalidField("prompt", token_id, f"made of token ids from 0 to {vocab_size - 1}")
+        return list(token_ids)
+
+    def _make(
+        self,
+        name: str | None,
+        prompt: str | None,
+        token_ids: list[Token],
+        params: SamplingParams,
+        before: Sequence[Made] = (),
+    ) -> Made:
+        """A request that is not added yet, and will be after those ``before``."""
+        tokenizer = self.checkpoint.tokenizer
+        if params.n > self._core.config.max_num_seqs:
+            raise InvalidField("n", params.n, f"at most max_num_seqs ({self._core.config.max_num_seqs})")
+        if params.stop and tokenizer is None:
+            raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: stop strings have no meaning")
+        request_id = self._num_requests + len(before)
+        first = self._num_seqs if not before else before[-1][0].seq_ids[-1] + 1
+        seq_ids = tuple(range(first, first + params.n))
+        ends = () if params.ignore_eos else self.checkpoint.config.eos_token_ids
+        request = Request(
+            request_id,
+            tuple(token_ids),
+            self._max_tokens(len(token_ids), params),
+            seq_ids,
+            stop_token_ids=(*params.stop_token_ids, *ends),
+        )
+        outputs = {
+            seq_id: OpenOutput(
+                index,
+                OutputText(None if tokenizer is None else tokenizer.detokenizer(), params.stop),
+                named_stops=frozenset(params.stop_token_ids),
+            )
+            for index, seq_id in enumerate(seq_ids)
+        }
+        shown = str(request_id) if name is None else name
+        return request, OpenRequest(shown, request_id, prompt, token_ids, outputs), params
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """What the caller says, or what is left of the context and, for each sample, of the cache."""
+        config = self._core.config
+        if num_prompt_tokens >= config.max_model_len:
+            limit = f"below max_model_len ({config.max_model_len}), so that there is room for an answer"
+            raise InvalidField("the number of prompt tokens", num_prompt_tokens, limit)
+        if params.max_tokens is not None:
+            return params.max_tokens
+        # The last token needs no slot.
+        room = config.num_blocks // params.n * config.block_size + 1
+        return max(1, min(config.max_model_len, room) - num_prompt_tokens)
+
+    def _add(self, request: Request, opened: OpenRequest, params: SamplingParams) -> None:
+        seed = params.seed if params.seed is not None else derived_seed(self.seed, request.request_id)
+        self._core.add(request, params, seed)
+        self._num_requests = request.request_id + 1
+        self._num_seqs = request.seq_ids[-1] + 1
+        self._open[request.request_id] = opened
+        self._seqs.update(dict.fromkeys(request.seq_ids, opened))
+
+    def _advance(self) -> Iterable[OpenRequest]:
+        """One step: the requests that got tokens or ended."""
+        try:
+            outcome = self._core.step()
+        except BaseException:
+            self._open.clear()
+            self._seqs.clear()
+            raise
+        for request_id in outcome.preempted:
+            self._open[request_id].num_preemptions += 1
+        touched: dict[RequestId, OpenRequest] = {}
+        ends: dict[SeqId, FinishReason] = dict(outcome.finished)
+        for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
+            request = self._seqs.get(seq_id)
+            if request is None or request.outputs[seq_id].finish_reason is not None:
+                continue  # released, and its core goes on all the same
+            output = request.outputs[seq_id]
+            output.take(token, ends.get(seq_id))
+            if output.finish_reason is not None and seq_id not in ends:
+                self._core.release(seq_id)
+            touched[request.request_id] = request
+        for request_id, failure in outcome.failed:
+            touched[request_id] = self._open[request_id]
+            for output in self._open[request_id].outputs.values():
+                output.fail(failure.reason)
+        for request in touched.values():
+            if request.finished:
+                self._close(request)
+        return touched.values()
+
+    def _close(self, request: OpenRequest) -> None:
+        del self._open[request.request_id]
+        for seq_id in request.outputs:
+            del self._seqs[seq_id]
+
+
+def _prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InvalidField("prompts", type(prompts).__name__, "a text, a list of token ids, or a list of prompts")
+    return [prompts] if prompts and all(type(each) is int for each in prompts) else list(prompts)
+
+
+def _conversations_of(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or several, as several."""
+    if not isinstance(messages, list | tuple):
+        raise InvalidField("messages", type(messages).__name__, "a list of messages, or a list of such lists")
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
+def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    """The parameters for each of so many prompts."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise InvalidField(
+            "sampling_params", f"{len(given)} of them", f"one for all, or one for each of {count} prompts"
+        )
+    return list(given)
+
+
+def _progress_bar(total: int, wanted: bool) -> tqdm[Any]:
+    """A bar over requests; silent when standard error is no terminal."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        desc="Generating",
+        unit=" prompts",
+        disable=None if wanted else True,
+        leave=False,
+        dynamic_ncols=True,
+    )

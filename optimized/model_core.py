@@ -1,0 +1,307 @@
+"""An engine core with a real model behind it: which device, which numbers, how many blocks, and then step by step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, bytes_per_block, num_blocks_for
+from optimized.checkpoint import Checkpoint, ModelConfig
+from optimized.device import Failure
+from optimized.plan import Plan
+from optimized.scheduler import Outcome, blocks_needed
+from spec.engine import Observer
+from spec.vocabulary import Config, InvalidConfig, Request, RequestId, SeqId
+
+if TYPE_CHECKING:
+    import torch
+
+    from optimized.llama import LlamaModel
+    from optimized.sampling import SamplingParams
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+MakeObserver: TypeAlias = Callable[[Config], Observer]
+"""Somebody to watch an engine with these limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """What a caller says about the engine; names and meanings are vLLM's. None is chosen by device and model."""
+
+    block_size: int = 16
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = False
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if str(each.type).startswith("int") and value is not None:
+                least = 0 if each.name == "seed" else 1
+                if type(value) is not int or not least <= value < 1 << 63:
+                    raise InvalidConfig(each.name, value, f"a whole number, at least {least}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidConfig("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0 and at most 1")
+        for name, choices in (("dtype", DTYPES), ("device", DEVICES)):
+            if getattr(self, name) not in choices:
+                raise InvalidConfig(name, getattr(self, name), f"one of {', '.join(choices)}")
+
+    def limits(self, model: ModelConfig, *, max_num_seqs: int, max_num_batched_tokens: int) -> Config:
+        """The limits of an engine for this model but for its number of blocks, which is 1; the rest are defaults."""
+        longest = self.max_model_len or model.max_model_len
+        if longest > model.max_model_len:
+            raise InvalidConfig("max_model_len", longest, f"at most what the model was made for, {model.max_model_len}")
+        return Config(
+            num_blocks=1,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs or max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or max_num_batched_tokens,
+            max_model_len=longest,
+            prefix_cache=self.enable_prefix_caching,
+        )
+
+    def num_blocks_in_memory(self, limits: Config, block_bytes: int, default_bytes: int) -> int:
+        """How many blocks the cache has in this machine's main memory; unless told, no more than can be of use."""
+        memory = self.kv_cache_memory_bytes or default_bytes
+        num_blocks = num_blocks_for(memory, 1.0, weights=0, activation_peak=0, bytes_per_block=block_bytes)
+        if self.kv_cache_memory_bytes is None and not limits.prefix_cache:
+            num_blocks = min(num_blocks, limits.max_num_seqs * blocks_needed(limits.max_model_len, limits.block_size))
+        num_blocks = self.num_gpu_blocks_override or num_blocks
+        if num_blocks < 1:
+            raise InvalidConfig("kv_cache_memory_bytes", memory, f"at least one block, {block_bytes:,} bytes")
+        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if num_blocks * block_bytes > present:
+            name = "num_gpu_blocks_override" if self.num_gpu_blocks_override else "kv_cache_memory_bytes"
+            most = present if name == "kv_cache_memory_bytes" else present // block_bytes
+            raise InvalidConfig(name, getattr(self, name) or memory, f"at most this machine's memory, {most:,}")
+        return num_blocks
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the cache has done since the engine was made.
+
+    ``blocks_prompt_shared`` is the most blocks that several sequences held at one time: with one request of several
+    samples, the blocks of its prompt. ``blocks_copied`` counts copies on write.
+    """
+
+    blocks_prompt_shared: int
+    blocks_copied: int
+    num_preemptions: int
+    steps: int
+    num_blocks: int
+
+
+class ModelCore(Protocol):
+    """What ``LLM`` drives: requests go in, tokens come out."""
+
+    @property
+    def config(self) -> Config: ...
+
+    def check(self, request: Request) -> None:
+        """Raise ``InvalidRequest`` if the request can never be served."""
+        ...
+
+    def add(self, request: Request, params: SamplingParams, seed: int) -> None:
+        """Let a request wait; each of its sequences is sampled with these parameters and this seed."""
+        ...
+
+    def step(self) -> Outcome:
+        """One step. If it raises, whoever drives it forgets every request."""
+        ...
+
+    def abort(self, request_id: RequestId) -> None: ...
+
+    def release(self, seq_id: SeqId) -> None:
+        """Whatever this sequence would say is of no interest."""
+        ...
+
+    def stats(self) -> Stats: ...
+
+
+MakeCore: TypeAlias = Callable[[Checkpoint, EngineArgs, MakeObserver | None], ModelCore]
+
+
+class TorchCore:
+    """The engine core with a torch device."""
+
+    def __init__(self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None) -> None:
+        import torch
+
+        from optimized.engine import EngineCore
+        from optimized.llama import LlamaModel
+        from optimized.torch_device import TorchDevice
+
+        on_gpu = chosen_device(args.device)[0] == "cuda"
+        limits = args.limits(
+            checkpoint.config,
+            max_num_seqs=256 if on_gpu else 64,
+            max_num_batched_tokens=8192 if on_gpu else 512,
+        )
+        dtype: torch.dtype = getattr(torch, chosen_dtype(args.dtype, on_gpu))
+        layers, heads, head_size = (
+            checkpoint.config.num_layers,
+            checkpoint.config.num_kv_heads,
+            checkpoint.config.head_size,
+        )
+        block_bytes = bytes_per_block(args.block_size, layers, heads, head_size, dtype.itemsize)
+        if on_gpu:
+            model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cuda")
+            num_blocks = num_blocks_on_gpu(args, limits, model, block_bytes)
+        else:
+            num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
+            model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
+        self.config = replace(limits, num_blocks=num_blocks)
+        self.device = TorchDevice(model, self.config)
+        observer = make_observer(self.config) if make_observer is not None else None
+        self.core = EngineCore(self.config, self.device, observer, model=str(checkpoint.path))
+        self._seq_ids: dict[RequestId, tuple[SeqId, ...]] = {}
+
+    def check(self, request: Request) -> None:
+        self.core.scheduler.check(request)
+
+    def add(self, request: Request, params: SamplingParams, seed: int) -> None:
+        from optimized.torch_device import SeqSampling
+
+        self.core.add(request)
+        self._seq_ids[request.request_id] = request.seq_ids
+        for ordinal, seq_id in enumerate(request.seq_ids):
+            self.device.sampling[seq_id] = SeqSampling(params, seed, ordinal)
+
+    def step(self) -> Outcome:
+        if not self.core.has_work:
+            return Outcome()
+        plan = self.core.schedule()
+        try:
+            sampled = self.device.run(plan)
+        except BaseException:
+            self._give_up(plan)
+            raise
+        outcome = self.core.commit(plan, sampled)
+        if outcome.finished or outcome.failed:
+            self._forget_ended()
+        return outcome
+
+    def abort(self, request_id: RequestId) -> None:
+        self.core.abort(request_id)
+        self._forget_ended()
+
+    def release(self, seq_id: SeqId) -> None:
+        self.core.release(seq_id)
+        self._forget_ended()
+
+    def stats(self) -> Stats:
+        counters, pool = self.core.scheduler.counters, self.core.scheduler.pool
+        return Stats(
+            blocks_prompt_shared=pool.peak_shared,
+            blocks_copied=counters.num_blocks_copied,
+            num_preemptions=counters.num_preemptions,
+            steps=counters.num_steps,
+            num_blocks=self.config.num_blocks,
+        )
+
+    def _give_up(self, plan: Plan) -> None:
+        """Somebody interrupted a step, so nobody knows what it has written: no request and no cached block survives."""
+        self.core.commit(plan, [Failure("the step was interrupted")] * len(plan.sample_rows))
+        for request_id in tuple(self.core.scheduler.requests):
+            self.core.abort(request_id)
+        self.core.reset_cache()
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Requests that have ended need no sampling."""
+        live = self.core.scheduler.requests
+        for request_id in [request_id for request_id in self._seq_ids if request_id not in live]:
+            for seq_id in self._seq_ids.pop(request_id):
+                del self.device.sampling[seq_id]
+
+
+def chosen_device(device: str = "auto") -> tuple[str, str]:
+    """The device that the engine takes, and why."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig("device", device, f"one that is there: {_no_gpu()}")
+    if device != "auto":
+        return device, "it was asked for"
+    if torch.cuda.is_available():
+        return "cuda", f"torch finds {torch.cuda.get_device_name()}"
+    return "cpu", _no_gpu()
+
+
+def _no_gpu() -> str:
+    """Why there is no GPU."""
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without GPUs"
+    return f"torch {torch.__version__} finds no GPU"
+
+
+def chosen_dtype(dtype: str, on_gpu: bool) -> str:
+    """The type of weights, activations and cache: on a CPU narrow types bring no speed, only error."""
+    return dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+
+
+def num_blocks_on_gpu(args: EngineArgs, limits: Config, model: LlamaModel, block_bytes: int) -> int:
+    """The blocks for which the GPU has room beside the weights, what others use, and the activations of a full step."""
+    import torch
+
+    if args.num_gpu_blocks_override is not None:
+        return args.num_gpu_blocks_override
+    if args.kv_cache_memory_bytes is not None:
+        return args.num_blocks_in_memory(limits, block_bytes, 0)
+    peak = activation_peak(model, limits)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    used, fraction = total - free, args.gpu_memory_utilization
+    num_blocks = num_blocks_for(total, fraction, used, activation_peak=peak, bytes_per_block=block_bytes)
+    if num_blocks < 1:
+        limit = f"enough: of {total:,} bytes {used:,} are in use, a step needs {peak:,} and one block {block_bytes:,}"
+        raise InvalidConfig("gpu_memory_utilization", fraction, limit)
+    return num_blocks
+
+
+def activation_peak(model: LlamaModel, limits: Config) -> int:
+    """The most bytes that one step takes beside weights and cache: a full step is run, and measured."""
+    import torch
+
+    from optimized.torch_device import TorchDevice
+
+    plan = widest_plan(limits)
+    device = TorchDevice(model, replace(limits, num_blocks=sum(len(table) for table in plan.block_tables)))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    device.run(plan)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def widest_plan(limits: Config) -> Plan:
+    """A step with as many tokens, and as many sequences that sample, as the limits allow."""
+    count = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    each = min(limits.max_num_batched_tokens // count, limits.max_model_len)
+    size = blocks_needed(each, limits.block_size)
+    rows = range(count)
+    return Plan(
+        step_id=0,
+        seq_ids=tuple(rows),
+        query_start=tuple(range(0, count * each + 1, each)),
+        token_ids=(0,) * (count * each),
+        positions=tuple(range(each)) * count,
+        slot_mapping=tuple(row * size * limits.block_size + place for row in rows for place in range(each)),
+        block_tables=tuple(tuple(range(row * size, (row + 1) * size)) for row in rows),
+        seq_lens=(each,) * count,
+        sample_rows=tuple(range(each - 1, count * each, each)),
+        sample_seq_ids=tuple(rows),
+    )

@@ -1,0 +1,143 @@
+"""What a caller is given for a prompt, in vLLM's shape, and how it grows: tokens, text, the stop strings in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from optimized.tokenizer import Detokenizer
+from spec.vocabulary import FinishReason, RequestId, SeqId, Token
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One continuation. The token that ended it is in ``token_ids`` and not in ``text``.
+
+    ``finish_reason`` is None while it goes on, then ``"stop"``, ``"length"``, or ``"error"`` if the model had no token
+    for it. ``stop_reason`` says more: the stop string, the id of a stop token that the caller asked for, or what went
+    wrong; None for the model's own end token.
+    """
+
+    index: int
+    text: str
+    token_ids: list[Token]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether it goes no further."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[Token]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_preemptions: int = 0
+
+
+class OutputText:
+    """Text that grows by tokens and ends before the first stop string in it."""
+
+    def __init__(self, detokenizer: Detokenizer | None, stop: Sequence[str] = ()) -> None:
+        self.text = ""
+        self.stopped_by: str | None = None
+        self._is_final = False
+        self._detokenizer = detokenizer
+        self._stop = tuple(stop)
+
+    def add(self, token_id: Token) -> None:
+        """The text of one more token. A text that has stopped or is finished stays as it is."""
+        if self._detokenizer is not None and not self._is_final:
+            self._extend(self._detokenizer.add(token_id))
+
+    def finish(self) -> None:
+        """No further token comes, so half a character is all there will be of it."""
+        if self._detokenizer is not None and not self._is_final:
+            self._extend(self._detokenizer.finish())
+        self._is_final = True
+
+    @property
+    def settled(self) -> str:
+        """The text without an end that the next tokens could turn into a stop string."""
+        held = 0 if self._is_final else max(map(self._held_by, self._stop), default=0)
+        return self.text[: len(self.text) - held]
+
+    def _held_by(self, stop: str) -> int:
+        """How many of the last characters are the beginning of this stop string."""
+        longest = min(len(stop) - 1, len(self.text))
+        return next((count for count in range(longest, 0, -1) if self.text.endswith(stop[:count])), 0)
+
+    def _extend(self, more: str) -> None:
+        start = len(self.text)
+        self.text += more
+        # An occurrence that is new ends in the new text.
+        places = [(self.text.find(stop, max(0, start - len(stop) + 1)), stop) for stop in self._stop]
+        found = [(place, stop) for place, stop in places if place >= 0]
+        if found:
+            place, self.stopped_by = min(found, key=lambda each: each[0])
+            self.text, self._is_final = self.text[:place], True
+
+
+@dataclass
+class OpenOutput:
+    """A continuation on its way. ``named_stops`` are the stop tokens that the caller asked for by id."""
+
+    index: int
+    text: OutputText
+    named_stops: frozenset[Token] = frozenset()
+    token_ids: list[Token] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def take(self, token: Token, end: FinishReason | None) -> None:
+        """The next token, and what it means to the engine."""
+        self.token_ids.append(token)
+        if end is not FinishReason.STOP:
+            self.text.add(token)
+        if end is not None:
+            self.text.finish()
+            self.finish_reason = end.value
+            self.stop_reason = token if end is FinishReason.STOP and token in self.named_stops else None
+        if self.text.stopped_by is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP.value, self.text.stopped_by
+
+    def fail(self, reason: str) -> None:
+        """There is no token for it; what it has is what it gets."""
+        if self.finish_reason is None:
+            self.text.finish()
+            self.finish_reason, self.stop_reason = "error", reason
+
+    def shown(self) -> CompletionOutput:
+        """The continuation as it stands."""
+        return CompletionOutput(
+            self.index, self.text.settled, self.token_ids.copy(), self.finish_reason, self.stop_reason
+        )
+
+
+@dataclass
+class OpenRequest:
+    """A request on its way; ``outputs`` has one continuation for each of its sequences."""
+
+    name: str
+    request_id: RequestId
+    prompt: str | None
+    prompt_token_ids: list[Token]
+    outputs: dict[SeqId, OpenOutput]
+    num_preemptions: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether no continuation goes on."""
+        return all(output.finish_reason is not None for output in self.outputs.values())
+
+    def shown(self) -> RequestOutput:
+        """The request as it stands."""
+        outputs = [output.shown() for output in self.outputs.values()]
+        prompt_token_ids = self.prompt_token_ids.copy()
+        return RequestOutput(self.name, self.prompt, prompt_token_ids, outputs, self.finished, self.num_preemptions)

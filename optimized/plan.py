@@ -1,0 +1,180 @@
+"""The plan of a step: what a device is to do, as one immutable value of plain numbers, and how it is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from optimized.sequences import LiveSeq
+from spec.vocabulary import BlockId, HostBlockId, Read, RequestId, SeqId, Slot, StepId, Token, Write
+
+
+class BlockCopy(NamedTuple):
+    """Copy-on-write: entry ``entry`` of the sequence's table is now ``target`` and needs the contents of ``source``."""
+
+    seq_id: SeqId
+    entry: int
+    source: BlockId
+    target: BlockId
+
+
+class Swap(NamedTuple):
+    """A sequence's table moves from device blocks to host blocks (``out``) or back, entry by entry."""
+
+    out: bool
+    seq_id: SeqId
+    blocks: tuple[BlockId, ...]
+    host_blocks: tuple[HostBlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Tokens of all sequences stand in one row, ``query_start`` says whose they are.
+
+    A device does, in this order: the swaps one by one, the copies all at once, the writes of K and V, the reads; then it samples.
+    """
+
+    step_id: StepId
+    seq_ids: tuple[SeqId, ...] = ()
+    query_start: tuple[int, ...] = (0,)  # [num_seqs + 1], prefix sums of tokens per sequence
+    token_ids: tuple[Token, ...] = ()  # [num_tokens]
+    positions: tuple[int, ...] = ()  # [num_tokens]
+    slot_mapping: tuple[Slot, ...] = ()  # [num_tokens]
+    block_tables: tuple[tuple[BlockId, ...], ...] = ()  # [num_seqs], each as long as its sequence needs
+    seq_lens: tuple[int, ...] = ()  # [num_seqs], keys including this step's
+    sample_rows: tuple[int, ...] = ()  # [num_samples], the token after which one is sampled
+    sample_seq_ids: tuple[
+        SeqId, ...
+    ] = ()  # [num_samples], for whom; a sequence about to be forked stands after its parent
+    copies: tuple[BlockCopy, ...] = ()
+    swaps: tuple[Swap, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes."""
+        return len(self.token_ids)
+
+    def to_json(self) -> str:
+        """The plan as one line of JSON."""
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that ``to_json`` wrote."""
+        values: dict[str, Any] = {name: _tuples(value) for name, value in json.loads(text).items()}
+        for name, record in (("copies", BlockCopy), ("swaps", Swap)):
+            values[name] = tuple(record(*each) for each in values[name])
+        return cls(**values)
+
+
+def _tuples(value: Any) -> Any:  # Any: whatever JSON can hold
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+def writes_and_reads(plan: Plan, block_size: int) -> Iterator[Write | Read]:
+    """What a device does to the cache after the copies, as the plan's arrays say: all writes, then all reads."""
+    bounds = pairwise(plan.query_start)
+    for seq_id, (start, stop) in zip(plan.seq_ids, bounds, strict=True):
+        yield Write(seq_id, plan.positions[start], plan.slot_mapping[start:stop])
+    for seq_id, table, seq_len in zip(plan.seq_ids, plan.block_tables, plan.seq_lens, strict=True):
+        yield Read(seq_id, slots_of_table(table, seq_len, block_size))
+
+
+def slots_of_table(table: Sequence[BlockId], num_tokens: int, block_size: int) -> tuple[Slot, ...]:
+    """The slots of the first ``num_tokens`` positions.
+
+    >>> slots_of_table((7, 2), 5, block_size=4)
+    (28, 29, 30, 31, 8)
+    """
+    return tuple(table[p // block_size] * block_size + p % block_size for p in range(num_tokens))
+
+
+class Batch(NamedTuple):
+    """The arrays of a plan that say what is computed and sampled."""
+
+    seq_ids: tuple[SeqId, ...]
+    query_start: tuple[int, ...]
+    token_ids: tuple[Token, ...]
+    positions: tuple[int, ...]
+    slot_mapping: tuple[Slot, ...]
+    block_tables: tuple[tuple[BlockId, ...], ...]
+    seq_lens: tuple[int, ...]
+    sample_rows: tuple[int, ...]
+    sample_seq_ids: tuple[SeqId, ...]
+
+
+def decode_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
+    """The arrays for sequences that all compute their last token and are past their prompts: one pass an array."""
+    positions = [seq.num_computed for seq in scheduled]
+    tables = tuple([seq.table for seq in scheduled])
+    seq_ids = tuple([seq.seq_id for seq in scheduled])
+    rows = range(len(scheduled))
+    return Batch(
+        seq_ids,
+        query_start=(*rows, len(scheduled)),
+        token_ids=tuple([seq.tokens[-1] for seq in scheduled]),
+        positions=tuple(positions),
+        # The token goes into the last block: a table has no more than the step needs (TABLE-1).
+        slot_mapping=tuple([t[-1] * block_size + p % block_size for t, p in zip(tables, positions, strict=True)]),
+        block_tables=tables,
+        seq_lens=tuple([p + 1 for p in positions]),
+        sample_rows=tuple(rows),
+        sample_seq_ids=seq_ids,
+    )
+
+
+def mixed_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
+    """The arrays for any sequences. O(tokens), with a small constant for the tokens of a prompt."""
+    token_ids: list[Token] = []
+    positions: list[int] = []
+    slots: list[Slot] = []
+    sample_rows: list[int] = []
+    sample_seq_ids: list[SeqId] = []
+    for seq in scheduled:
+        start, stop = seq.num_computed, seq.num_computed + seq.num_scheduled
+        if stop - start == 1:  # by far the most sequences, and the slower way costs them twice the time
+            token_ids.append(seq.tokens[start])
+            positions.append(start)
+            slots.append(seq.table[-1] * block_size + start % block_size)
+            if stop == len(seq.tokens) and not seq.request.num_unborn:
+                sample_rows.append(len(token_ids) - 1)
+                sample_seq_ids.append(seq.seq_id)
+                continue
+        else:
+            token_ids += seq.tokens[start:stop]
+            positions += range(start, stop)
+            slots += slots_of(seq.table, start, stop, block_size)
+        if stop == len(seq.tokens):
+            # A request's other sequences are forked from this one, and each draws its own first token.
+            sampled = seq.request.request.seq_ids if seq.request.num_unborn else (seq.seq_id,)
+            sample_rows += [len(token_ids) - 1] * len(sampled)
+            sample_seq_ids += sampled
+    return Batch(
+        tuple([seq.seq_id for seq in scheduled]),
+        query_start=(0, *accumulate([seq.num_scheduled for seq in scheduled])),
+        token_ids=tuple(token_ids),
+        positions=tuple(positions),
+        slot_mapping=tuple(slots),
+        block_tables=tuple([seq.table for seq in scheduled]),
+        seq_lens=tuple([seq.num_computed + seq.num_scheduled for seq in scheduled]),
+        sample_rows=tuple(sample_rows),
+        sample_seq_ids=tuple(sample_seq_ids),
+    )
+
+
+def slots_of(table: Sequence[BlockId], start: int, stop: int, block_size: int) -> list[Slot]:
+    """The slots of the positions ``start`` to ``stop``: whole blocks as ranges.
+
+    >>> slots_of((7, 2), start=3, stop=6, block_size=4)
+    [31, 8, 9]
+    """
+    slots: list[Slot] = []
+    for index in range(start // block_size, -(-stop // block_size)):
+        first = table[index] * block_size
+        low, high = start - index * block_size, stop - index * block_size
+        slots += range(first + max(low, 0), first + min(high, block_size))
+    return slots

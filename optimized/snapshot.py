@@ -1,0 +1,48 @@
+"""What the engine shows of itself: a ``State`` made from the scheduler, whose contents later calls do not change."""
+
+from __future__ import annotations
+
+from optimized.scheduler import Scheduler
+from optimized.sequences import LiveSeq
+from optimized.step import StepInFlight
+from spec.vocabulary import Flight, Seq, SeqId, State
+
+
+def snapshot_of(scheduler: Scheduler) -> State:
+    """O(pool) and O(requests): only for whoever asks. The contents of the cache are not shown."""
+    pool, requests, cache = scheduler.pool, scheduler.requests, scheduler.cache
+    return State(
+        config=scheduler.config,
+        free=tuple(pool.free_list()),
+        ref_count=tuple(pool.ref_count),
+        block_tables={
+            seq_id: seq.table for seq_id, seq in scheduler.seqs.items() if seq.request.running and not seq.host_table
+        },
+        seqs={seq_id: _seq(seq) for seq_id, seq in scheduler.seqs.items()},
+        requests={request_id: live.request for request_id, live in requests.items()},
+        waiting=tuple(live.request.request_id for live in scheduler.waiting.in_order()),
+        running=tuple(live.request.request_id for live in scheduler.running),
+        num_preemptions={i: live.num_preemptions for i, live in requests.items() if live.num_preemptions},
+        flights={step_id: _flight(step) for step_id, step in scheduler.flights.items()},
+        cached={} if cache is None else {block: cache.key_of(block) for block in cache.cached_blocks()},
+        host_free=tuple(scheduler.host_free),
+        host_tables={seq_id: seq.host_table for seq_id, seq in scheduler.seqs.items() if seq.host_table},
+    )
+
+
+def _seq(seq: LiveSeq) -> Seq:
+    return Seq(
+        seq.request.request.request_id,
+        tuple(seq.tokens),
+        num_prompt_tokens=len(seq.request.request.prompt),
+        num_computed_tokens=seq.num_computed,
+        num_scheduled_tokens=seq.num_scheduled,
+    )
+
+
+def _flight(step: StepInFlight) -> Flight:
+    scheduled: dict[SeqId, int] = {seq.seq_id: seq.num_scheduled for seq in step.scheduled}
+    blocks = frozenset(block for seq in step.scheduled for block in seq.table)
+    return Flight(
+        scheduled, blocks | set(step.holds), tuple(step.holds), submitted=True, preempting=bool(step.preempted)
+    )

@@ -1,0 +1,40 @@
+"""A step: what is kept of it while it is in flight, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from optimized.device import Failure
+from optimized.plan import BlockCopy, Swap
+from optimized.sequences import LiveSeq
+from spec.vocabulary import BlockId, FinishReason, RequestId, SeqId, StepId, Token
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A step between ``schedule`` and ``commit``."""
+
+    step_id: StepId
+    budget: int
+    only_last_tokens: bool = True
+    """Whether each scheduled sequence computes exactly its last token."""
+    scheduled: list[LiveSeq] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    holds: list[BlockId] = field(default_factory=list)
+    swaps: list[Swap] = field(default_factory=list)
+    preempted: list[RequestId] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a commit made of a step's tokens. ``seq_ids[i]`` got ``tokens[i]``."""
+
+    seq_ids: Sequence[SeqId] = ()
+    tokens: Sequence[Token] = ()
+    preempted: Sequence[RequestId] = ()
+    forked: list[tuple[SeqId, SeqId]] = field(default_factory=list)
+    """Parents and children; the children got their tokens of this step too."""
+    finished: list[tuple[SeqId, FinishReason]] = field(default_factory=list)
+    failed: list[tuple[RequestId, Failure]] = field(default_factory=list)
+    """Requests that ended because the device had no token for one of their sequences."""

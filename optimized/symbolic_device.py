@@ -1,0 +1,79 @@
+"""A device that computes nothing: the K and V of a token are the tokens that they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optimized.plan import Plan, slots_of_table
+from spec.engine import DeviceEvent, TokenSource
+from spec.vocabulary import Copy, Prefix, Read, Slot, SwapIn, SwapOut, Token, Write
+
+
+class SymbolicDevice:
+    """Each slot holds the token prefix that it stands for, found by reading what the plan says is read.
+
+    A token's K and V depend on what its attention reads: the cell of the position before it, as the block table
+    names it. So a wrong slot, table or copy shows as a wrong prefix, here and in everything computed from it. A cell
+    that nobody wrote stands for the empty prefix.
+    """
+
+    def __init__(self, block_size: int, token_source: TokenSource) -> None:
+        self.token_source = token_source
+        self.cells: dict[Slot, Prefix] = {}
+        self.host_cells: dict[Slot, Prefix] = {}
+        self.events: tuple[DeviceEvent, ...] = ()
+        """What the last plan did, in the order in which it was done."""
+        self._block_size = block_size
+
+    def run(self, plan: Plan) -> Sequence[Token]:
+        events: list[DeviceEvent] = []
+        for swap in plan.swaps:
+            if swap.out:
+                self._move(self.cells, self.host_cells, swap.blocks, swap.host_blocks)
+                events.append(SwapOut(swap.seq_id, swap.host_blocks))
+            else:
+                self._move(self.host_cells, self.cells, swap.host_blocks, swap.blocks)
+                events.append(SwapIn(swap.seq_id, swap.blocks))
+        sources, targets = [copy.source for copy in plan.copies], [copy.target for copy in plan.copies]
+        self._move(self.cells, self.cells, sources, targets)
+        events += [Copy(*copy) for copy in plan.copies]
+        for index in range(len(plan.seq_ids)):
+            events.append(self._write(plan, index))
+        for index, seq_id in enumerate(plan.seq_ids):
+            events.append(
+                Read(seq_id, slots_of_table(plan.block_tables[index], plan.seq_lens[index], self._block_size))
+            )
+        self.events = tuple(events)
+        return self._sample(plan)
+
+    def _move(
+        self, source: dict[Slot, Prefix], target: dict[Slot, Prefix], sources: Sequence[int], targets: Sequence[int]
+    ) -> None:
+        """Whole blocks, all at once, as the kernel does it."""
+        size = self._block_size
+        moved = {
+            b * size + offset: source.get(a * size + offset, ())
+            for a, b in zip(sources, targets, strict=True)
+            for offset in range(size)
+        }
+        target.update(moved)
+
+    def _write(self, plan: Plan, index: int) -> Write:
+        start, stop = plan.query_start[index], plan.query_start[index + 1]
+        for row in range(start, stop):
+            before = self._at(plan, index, plan.positions[row] - 1) if plan.positions[row] else ()
+            self.cells[plan.slot_mapping[row]] = (*before, plan.token_ids[row])
+        return Write(plan.seq_ids[index], plan.positions[start], plan.slot_mapping[start:stop])
+
+    def _at(self, plan: Plan, index: int, position: int) -> Prefix:
+        """What the attention of sequence ``index`` finds at a position."""
+        block = plan.block_tables[index][position // self._block_size]
+        return self.cells.get(block * self._block_size + position % self._block_size, ())
+
+    def _sample(self, plan: Plan) -> list[Token]:
+        owner = {row: i for i in range(len(plan.seq_ids)) for row in (plan.query_start[i + 1] - 1,)}
+        tokens = []
+        for row, seq_id in zip(plan.sample_rows, plan.sample_seq_ids, strict=True):
+            index = owner[row]
+            tokens.append(self.token_source(seq_id, self._at(plan, index, plan.seq_lens[index] - 1)))
+        return tokens

@@ -1,0 +1,146 @@
+"""The device that computes: a model, its paged cache as tensors, and the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import AttentionPlan, copy_blocks, plan_attention
+from optimized.device import Failure, Sampled
+from optimized.llama import LlamaModel
+from optimized.plan import Plan, Swap
+from optimized.sampling import BadLogits, Draw, SamplingParams, sample_rows
+from spec.vocabulary import BlockId, Config, SeqId
+
+
+@dataclass(frozen=True)
+class SeqSampling:
+    """How the tokens of one sequence are drawn; ``ordinal`` counts the samples of its request."""
+
+    params: SamplingParams
+    seed: int
+    ordinal: int
+
+
+GREEDY = SeqSampling(SamplingParams(temperature=0.0), seed=0, ordinal=0)
+
+
+class TorchDevice:
+    """Runs plans on the model's device: Triton kernels on a GPU, their twins on a CPU.
+
+    ``sampling`` says how each sequence is sampled; whoever adds and ends sequences keeps it. A sequence that is not
+    there is greedy. ``logits`` are those of the last plan, ``[num_samples, vocab_size]``.
+    """
+
+    def __init__(self, model: LlamaModel, config: Config) -> None:
+        self.model = model
+        self.config = config
+        self.sampling: dict[SeqId, SeqSampling] = {}
+        self.logits: Tensor | None = None
+        self.kv_caches = model.new_kv_caches(config.num_blocks, config.block_size)
+        self._host_caches = [
+            tuple(_host_like(cache, config.num_host_blocks) for cache in pair) for pair in self.kv_caches
+        ]
+        blocks_per_seq = min(config.num_blocks, -(-config.max_model_len // config.block_size))
+        self._tables = _TableRows(config.max_num_seqs, blocks_per_seq, model.device)
+
+    def run(self, plan: Plan) -> Sequence[Sampled]:
+        self._move_blocks(plan)
+        if not plan.seq_ids:
+            return ()
+        self.logits = self._forward(plan)
+        return self._sample(plan, self.logits)
+
+    def _move_blocks(self, plan: Plan) -> None:
+        """Swaps and copies, before anything is written."""
+        for swap in plan.swaps:
+            self._swap(swap)
+        if plan.copies:
+            pairs = [(copy.source, copy.target) for copy in plan.copies]
+            copies = torch.tensor(pairs, dtype=torch.int64, device=self.model.device)
+            for key_cache, value_cache in self.kv_caches:
+                copy_blocks(key_cache, value_cache, copies)
+
+    def _swap(self, swap: Swap) -> None:
+        """A table's contents in all layers, to host memory or back."""
+        blocks = torch.tensor(swap.blocks, device=self.model.device)
+        host_blocks = torch.tensor(swap.host_blocks)
+        for pair, host_pair in zip(self.kv_caches, self._host_caches, strict=True):
+            for cache, host_cache in zip(pair, host_pair, strict=True):
+                if swap.out:
+                    host_cache[host_blocks] = cache[blocks].cpu()
+                else:
+                    cache[blocks] = host_cache[host_blocks].to(cache.device)
+
+    def _forward(self, plan: Plan) -> Tensor:
+        return self.model.forward(
+            self._tensor(plan.token_ids, torch.int64),
+            self._tensor(plan.positions, torch.int64),
+            self.kv_caches,
+            self._tensor(plan.slot_mapping, torch.int64),
+            self._tables.filled(plan.block_tables),
+            self._tensor(plan.seq_lens, torch.int32),
+            self._tensor(plan.query_start, torch.int32),
+            self._tensor(plan.sample_rows, torch.int64),
+            self._attention_plan(plan),
+        )
+
+    def _attention_plan(self, plan: Plan) -> AttentionPlan | None:
+        """One plan for all layers, made from lengths that are known here, so that nobody waits for a GPU."""
+        if self.model.device.type != "cuda":
+            return None
+        return plan_attention(
+            [stop - start for start, stop in pairwise(plan.query_start)],
+            plan.seq_lens,
+            num_query_heads=self.model.config.num_query_heads,
+            num_kv_heads=self.model.config.num_kv_heads,
+            head_size=self.model.config.head_size,
+            dtype=self.model.dtype,
+            device=self.model.device,
+        )
+
+    def _tensor(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
+        # NumPy reads a tuple of numbers several times faster than torch does.
+        tensor = torch.from_numpy(np.array(values, dtype=np.int64 if dtype is torch.int64 else np.int32))
+        if self.model.device.type == "cuda":
+            return tensor.pin_memory().to(self.model.device, non_blocking=True)
+        return tensor.to(self.model.device)
+
+    def _sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
+        """A token for each sample. A row without numbers to choose from is a failure of its own request only."""
+        draws = []
+        for row, seq_id in zip(plan.sample_rows, plan.sample_seq_ids, strict=True):
+            how = self.sampling.get(seq_id, GREEDY)
+            draws.append(Draw(how.params, how.seed, how.ordinal, plan.positions[row] + 1))
+        tokens = sample_rows(logits.cpu().numpy(), draws)
+        return [Failure(str(token)) if isinstance(token, BadLogits) else token for token in tokens]
+
+
+class _TableRows:
+    """The block tables of a step as one tensor that outlives it: a row is written again only when its table changed."""
+
+    def __init__(self, num_rows: int, num_columns: int, device: torch.device) -> None:
+        self._array = np.zeros((num_rows, num_columns), dtype=np.int32)
+        self._host = torch.from_numpy(self._array)
+        self._device = device
+        self._held: list[tuple[BlockId, ...]] = [()] * num_rows
+
+    def filled(self, tables: Sequence[tuple[BlockId, ...]]) -> Tensor:
+        """``[num_seqs, longest table]`` int32; what stands past a table's end is never read."""
+        width = 0
+        for row, table in enumerate(tables):
+            if self._held[row] is not table:
+                self._array[row, : len(table)] = table
+                self._held[row] = table
+            width = max(width, len(table))
+        return self._host[: len(tables), :width].to(self._device)
+
+
+def _host_like(cache: Tensor, num_blocks: int) -> Tensor:
+    """Host memory for blocks of a cache, pinned if a GPU is to copy from it."""
+    return torch.zeros((num_blocks, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda and num_blocks > 0)

@@ -1,0 +1,57 @@
+"""The door: which requests and forks are let in. Whatever is refused here has changed nothing."""
+
+from reference.admission import most_tokens_stored
+from reference.pool import blocks_needed
+from reference.roster import Roster
+from spec.engine import Admission, InvalidField, PromptTooLong, UnknownId
+from spec.vocabulary import Config, Request, SeqId
+
+
+def check_request(config: Config, roster: Roster, request: Request) -> None:
+    """Raise ``InvalidRequest`` unless an empty engine can serve the request to its end, and its ids are new."""
+    num_prompt_tokens, num_seqs = len(request.prompt), len(request.seq_ids)
+    if num_prompt_tokens == 0:
+        raise InvalidField("prompt", request.prompt, "at least one token")
+    if request.max_tokens < 1:
+        raise InvalidField("max_tokens", request.max_tokens, "at least 1")
+    if num_seqs == 0 or len(set(request.seq_ids)) < num_seqs:
+        raise InvalidField("seq_ids", request.seq_ids, "at least one id, and no id twice")
+    if request.request_id in roster.requests:
+        raise InvalidField("request_id", request.request_id, "an id that no live request has")
+    if not roster.seq_ids_in_use().isdisjoint(request.seq_ids):
+        raise InvalidField("seq_ids", request.seq_ids, "ids that no live sequence has")
+    if num_prompt_tokens + request.max_tokens > config.max_model_len:
+        most = config.max_model_len - request.max_tokens
+        raise InvalidField("prompt", f"{num_prompt_tokens} tokens", f"at most {most} to leave room for max_tokens")
+    if num_seqs > config.max_num_seqs:
+        raise InvalidField("seq_ids", request.seq_ids, f"at most {config.max_num_seqs} sequences")
+    if not _fit(config, request, num_seqs):
+        raise PromptTooLong(most_tokens_stored(request), num_seqs, config.num_slots)
+
+
+def check_fork(roster: Roster, parent: SeqId, child: SeqId) -> None:
+    """Raise ``InvalidRequest`` unless the parent runs and has an output token, and the child's id is new."""
+    if parent not in roster.seqs:
+        raise UnknownId("sequence", parent)
+    if child in roster.seq_ids_in_use():
+        raise InvalidField("child", child, "an id that no live sequence has")
+    seq = roster.seqs[parent]
+    if seq.request_id not in roster.running:
+        raise InvalidField("parent", parent, "a sequence of a running request")
+    if seq.num_output_tokens == 0 or seq.num_scheduled_tokens > 0:
+        raise InvalidField("parent", parent, "a sequence with an output token and nothing scheduled")
+
+
+def room_for_fork(config: Config, roster: Roster, parent: SeqId) -> Admission:
+    """Whether the parent's request may have one more sequence now."""
+    request = roster.request_of(parent)
+    if not _fit(config, request, len(roster.seqs_of(request.request_id)) + 1):
+        return Admission.NEVER
+    if roster.seats_taken() + 1 > config.max_num_seqs:
+        return Admission.LATER
+    return Admission.NOW
+
+
+def _fit(config: Config, request: Request, num_seqs: int) -> bool:
+    """Whether so many sequences of the request end in a cache of their own, even if they share nothing."""
+    return num_seqs * blocks_needed(most_tokens_stored(request), config.block_size) <= config.num_blocks

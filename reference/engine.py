@@ -1,0 +1,202 @@
+"""The reference engine: requests go in, steps happen, tokens come out."""
+
+from dataclasses import replace
+
+from reference.device import TokenSourceDevice
+from reference.door import check_fork, check_request, room_for_fork
+from reference.plan import Device, Outcome, Plan
+from reference.pool import BlockPool
+from reference.roster import Roster
+from reference.scheduler import Scheduler
+from spec.engine import (
+    Admission,
+    Capability,
+    EvictionOrder,
+    InvalidRequest,
+    Observer,
+    Profile,
+    Publication,
+    StepReport,
+    TokenSource,
+)
+from spec.vocabulary import (
+    Abort,
+    Add,
+    AdmissionRule,
+    Config,
+    Event,
+    Flight,
+    Fork,
+    Read,
+    Refuse,
+    Request,
+    RequestId,
+    Reset,
+    SeqId,
+    State,
+    Write,
+)
+
+PROFILE = Profile(
+    name="reference",
+    capabilities=frozenset(
+        {
+            Capability.FORK,
+            Capability.COPY_ON_WRITE,
+            Capability.CHUNKED_PREFILL,
+            Capability.PREEMPTION,
+            Capability.SWAP,
+            Capability.PREFIX_CACHE,
+            Capability.PRIORITY,
+            Capability.WINDOW,
+            Capability.ROLLBACK,
+            Capability.ABORT,
+        }
+    ),
+    publication=Publication.AFTER_COMPUTE,
+    eviction_order=EvictionOrder.LRU,
+    admission_rules=tuple(AdmissionRule),
+)
+
+
+class ReferenceEngine:
+    """The scheduler, the block pool and whichever device runs the plans."""
+
+    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+        self.config = config
+        self.observer = observer
+        self.pool = BlockPool(config)
+        self.roster = Roster(config)
+        self.scheduler = Scheduler(config, self.pool, self.roster, self._emit)
+        self.plan: Plan | None = None
+        self.aborts: list[RequestId] = []
+
+    @property
+    def profile(self) -> Profile:
+        return PROFILE
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.roster.requests)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served."""
+        try:
+            check_request(self.config, self.roster, request)
+        except InvalidRequest:
+            self._refuse(Add(request))
+            raise
+        self.roster.add(request)
+        self._emit(Add(request))
+        self._settled()
+
+    def fork(self, parent: SeqId, child: SeqId) -> Admission:
+        """Split a running sequence; the child joins its request."""
+        try:
+            check_fork(self.roster, parent, child)
+        except InvalidRequest:
+            self._refuse(Fork(parent, child))
+            raise
+        answer = room_for_fork(self.config, self.roster, parent)
+        if answer is not Admission.NOW:
+            self._refuse(Fork(parent, child))
+            return answer
+        self.scheduler.fork(parent, child)
+        self._settled()
+        return answer
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        """One step with tokens from the token source."""
+        return self.step_on(TokenSourceDevice(token_source))
+
+    def step_on(self, device: Device) -> StepReport:
+        """One step on a device: schedule, run, commit. An idle engine reports nothing."""
+        report = StepReport()
+        if self.has_work:
+            plan = self.schedule()
+            report = self.commit(plan, device.run(plan))
+        self._settled()
+        return report
+
+    def schedule(self) -> Plan:
+        """The plan of the next step, for a device to run."""
+        self.plan = self.scheduler.schedule()
+        return self.plan
+
+    def commit(self, plan: Plan, outcome: Outcome) -> StepReport:
+        """The device has run the plan; what was aborted meanwhile ends now."""
+        for event in outcome.events:
+            if isinstance(event, Write | Read):  # Copies and swaps were told when the tables changed.
+                self._emit(event)
+        report = self.scheduler.commit(plan, outcome.tokens)
+        self.plan = None
+        for request_id in self.aborts:
+            self._abort(request_id)
+        self.aborts.clear()
+        return replace(report, device=outcome.events)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Give a request up. An unknown or finished id is ignored; a step in flight is awaited (ALLOC-5)."""
+        if self.plan is not None:
+            self.aborts.append(request_id)
+        else:
+            self._abort(request_id)
+        self._settled()
+
+    def _abort(self, request_id: RequestId) -> None:
+        if request_id in self.roster.requests:
+            for seq_id in self.roster.seqs_of(request_id):
+                self.scheduler.remove(seq_id)
+            self._emit(Abort(request_id))
+
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache. False, and nothing changes, while a cached block is in use."""
+        done = self.pool.reset()
+        if done:
+            self._emit(Reset())
+            self._settled()
+        else:
+            self._refuse(Reset())
+        return done
+
+    def snapshot(self) -> State:
+        """What the engine is in right now. The contents of the cache are left out."""
+        flights = {}
+        plan, draft = self.plan, self.scheduler.draft
+        if plan is not None and draft is not None:
+            blocks = frozenset(block for each in plan.scheduled for block in each.block_table)
+            holds = tuple(draft.holds)
+            flights[draft.step_id] = Flight(dict(draft.counts), blocks | set(holds), holds, submitted=True)
+        return State(
+            config=self.config,
+            free=tuple(self.pool.free),
+            ref_count=tuple(self.pool.ref_count),
+            block_tables=dict(self.pool.tables),
+            seqs=dict(self.roster.seqs),
+            requests=dict(self.roster.requests),
+            waiting=tuple(self.roster.waiting),
+            running=tuple(self.roster.running),
+            num_preemptions=dict(self.roster.num_preemptions),
+            flights=flights,
+            cached=dict(self.pool.cached),
+            host_free=tuple(self.pool.host_free),
+            host_tables=dict(self.pool.host_tables),
+        )
+
+    def _emit(self, event: Event) -> None:
+        if self.observer is not None:
+            self.observer.event(event)
+
+    def _refuse(self, call: Add | Fork | Reset) -> None:
+        self._emit(Refuse(call))
+        self._settled()
+
+    def _settled(self) -> None:
+        if self.observer is not None:
+            self.observer.settled(self.snapshot)
+
+
+def make_engine(config: Config, observer: Observer | None = None) -> ReferenceEngine:
+    """An empty engine with these limits."""
+    return ReferenceEngine(config, observer)

@@ -1,0 +1,138 @@
+"""Follows an engine, call by call: its events in the executable model, its snapshots against the rules."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from spec.engine import Admission, Engine, InvalidRequest, StepReport, TokenSource
+from spec.replay import events_of_step, observe, step
+from spec.rules import check_rules
+from spec.vocabulary import (
+    Abort,
+    Add,
+    Config,
+    Event,
+    Fork,
+    Observe,
+    Prefix,
+    Refuse,
+    Request,
+    RequestId,
+    Reset,
+    Sample,
+    SeqId,
+    State,
+    Token,
+    initial_state,
+)
+
+
+class Follower:
+    """The model that walks beside an engine. It takes over what the engine is free to choose, and judges the rest.
+
+    It is an observer as well: an engine that reports its events one by one is followed in that finer grain.
+    """
+
+    def __init__(self, config: Config, engine_name: str) -> None:
+        self.state = initial_state(config)
+        self.engine_name = engine_name
+        self.trace: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        """The event is possible, and breaks no rule. Raises ``RuleViolation``."""
+        after = step(self.state, event)
+        self.trace.append(event)
+        check_rules(self.state, event, after, engine=self.engine_name, trace=self.trace)
+        self.state = after
+
+    def settled(self, snapshot: Callable[[], State]) -> None:
+        """What the engine shows is where its events led. Raises ``RuleViolation``."""
+        shown = observe(self.state, snapshot())
+        check_rules(self.state, Observe(), shown, engine=self.engine_name, trace=self.trace)
+        self.state = shown
+
+    def refused(self, call: Add | Fork | Reset, snapshot: Callable[[], State]) -> None:
+        """The engine turned a call down: rightly, and without a trace."""
+        refusal = Refuse(call)
+        self.trace.append(refusal)
+        shown = observe(self.state, snapshot())
+        check_rules(self.state, refusal, shown, engine=self.engine_name, trace=self.trace)
+
+
+class JudgedEngine:
+    """An engine whose every call is followed. Its calls are the engine's own; what they break is raised."""
+
+    def __init__(self, engine: Engine, config: Config) -> None:
+        self.engine = engine
+        self.config = config
+        self.follower = Follower(config, engine.profile.name)
+        self.is_sound = True
+        """Whether every call so far has come to its end. After that nothing more can be said of the engine."""
+
+    @property
+    def state(self) -> State:
+        """Where the engine is, contents included."""
+        return self.follower.state
+
+    def add(self, request: Request) -> bool:
+        """Whether the request came in."""
+        with self._call():
+            try:
+                self.engine.add(request)
+            except InvalidRequest:
+                self.follower.refused(Add(request), self.engine.snapshot)
+                return False
+            self._follow([Add(request)])
+            return True
+
+    def fork(self, parent: SeqId, child: SeqId) -> Admission | None:
+        """What the engine answered; None if it called the fork invalid."""
+        with self._call():
+            try:
+                answer = self.engine.fork(parent, child)
+            except InvalidRequest:
+                self.follower.refused(Fork(parent, child), self.engine.snapshot)
+                return None
+            if answer is Admission.NOW:
+                self._follow([Fork(parent, child)])
+            else:
+                self.follower.refused(Fork(parent, child), self.engine.snapshot)
+            return answer
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        with self._call():
+            before = self.state
+            sampled: list[Sample] = []
+
+            def remember(seq: SeqId, tokens: Prefix) -> Token:
+                sampled.append(Sample(seq, tokens))
+                return token_source(seq, tokens)
+
+            report = self.engine.step(remember)
+            shown = self.engine.snapshot()
+            self._follow(events_of_step(before, report, shown, sampled) if before.requests else [])
+            return report
+
+    def abort(self, request_id: RequestId) -> None:
+        with self._call():
+            known = request_id in self.state.requests
+            self.engine.abort(request_id)
+            self._follow([Abort(request_id)] if known else [])
+
+    def reset_cache(self) -> bool:
+        with self._call():
+            if not self.engine.reset_cache():
+                self.follower.refused(Reset(), self.engine.snapshot)
+                return False
+            self._follow([Reset()])
+            return True
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        was_sound, self.is_sound = self.is_sound, False
+        yield
+        self.is_sound = was_sound
+
+    def _follow(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.follower.event(event)
+        self.follower.settled(self.engine.snapshot)

@@ -1,0 +1,194 @@
+"""The state machine: a caller who adds, steps, forks and aborts in any order, while every call is judged."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from spec.conformance.judge import JudgedEngine
+from spec.conformance.lockstep import LockstepEngine, common
+from spec.engine import Capability, EngineFactory, Profile
+from spec.vocabulary import Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
+
+STOP: Token = 2
+"""The token that ends a sequence. The others are 0 and 1: few, so that prefixes repeat."""
+
+
+def next_token(seq: SeqId, tokens: Prefix) -> Token:
+    """What the sequence is given next: a function of its name and its tokens, so that any schedule gives the same."""
+    number = hashlib.sha256(repr((seq, tokens)).encode()).digest()[0]
+    return STOP if number % 16 == 0 else number // 16 % 2
+
+
+def configs(profile: Profile) -> st.SearchStrategy[Config]:
+    """Tiny engines, which is where the bugs are: 2 to 8 blocks of 1 to 4 tokens.
+
+    A window and a prefix cache are not combined: a hit whose blocks leave the window in the same step can not be told
+    from a report.
+    """
+    can = profile.can
+    config = st.builds(
+        Config,
+        num_blocks=st.integers(2, 8).map(lambda n: n + profile.num_reserved_blocks),
+        block_size=st.integers(1, 4),
+        max_num_seqs=st.integers(1, 4),
+        max_num_batched_tokens=st.integers(1, 8) if can(Capability.CHUNKED_PREFILL) else st.just(64),
+        max_model_len=st.integers(8, 32),
+        watermark_blocks=st.integers(0, 1),
+        num_host_blocks=st.integers(0, 3) if can(Capability.SWAP) else st.just(0),
+        recovery=st.sampled_from(Recovery) if can(Capability.SWAP) else st.just(Recovery.RECOMPUTE),
+        policy=st.sampled_from(Policy) if can(Capability.PRIORITY) else st.just(Policy.FCFS),
+        admission_rule=st.sampled_from(profile.admission_rules),
+    )
+    memory: list[Mapping[str, object]] = [{}]
+    memory += [{"recovery": Recovery.SWAP, "num_host_blocks": 6}] if can(Capability.SWAP) else []
+    memory += [{"prefix_cache": True}] * 2 if can(Capability.PREFIX_CACHE) else []
+    memory += [{"window": window} for window in (1, 2, 3, 5)] if can(Capability.WINDOW) else []
+    return st.builds(_with, config, st.sampled_from(memory))
+
+
+def _with(config: Config, more: Mapping[str, Any]) -> Config:  # Any: the values of any fields
+    return replace(config, **more)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One engine, driven by a caller. ``factory`` makes the engine that is judged."""
+
+    factory: EngineFactory
+    profile: Profile
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.config = data.draw(configs(self.profile), label="config")
+        self.judged = self.make(self.config)
+        self.num_requests = 0
+        self.num_seqs = 0
+
+    def make(self, config: Config) -> JudgedEngine | LockstepEngine:
+        return JudgedEngine(type(self).factory(config), config)
+
+    def fresh_seqs(self, count: int) -> tuple[SeqId, ...]:
+        self.num_seqs += count
+        return tuple(range(self.num_seqs - count, self.num_seqs))
+
+    def forkable(self) -> list[SeqId]:
+        state = self.judged.state
+        return [i for i, seq in state.seqs.items() if seq.request_id in state.running and seq.num_output_tokens > 0]
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def add(self, data: st.DataObject, count: int) -> None:
+        """Requests that fit alone, most of them longer than their share of the pool."""
+        for _ in range(count):
+            self.add_one(data)
+
+    def add_one(self, data: st.DataObject) -> None:
+        can_fork = self.profile.can(Capability.FORK) and self.config.max_num_seqs > 1
+        samples = data.draw(
+            st.integers(1, min(3, self.config.max_num_seqs)) if can_fork else st.just(1), label="samples"
+        )
+        per_seq = self.config.num_blocks // samples * self.config.block_size
+        longest = max(1, min(per_seq, self.config.max_model_len - 1))
+        shorter = st.integers(1, max(1, longest // 2))
+        length = data.draw(st.one_of(shorter, shorter, st.integers(1, longest)), label="prompt length")
+        most = max(1, min(per_seq - length + 1, self.config.max_model_len - length))
+        self.num_requests += 1
+        self.judged.add(
+            Request(
+                request_id=self.num_requests - 1,
+                prompt=tuple(data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length), label="prompt")),
+                max_tokens=data.draw(st.one_of(st.just(most), st.integers(1, most)), label="max_tokens"),
+                seq_ids=self.fresh_seqs(samples),
+                stop_token_ids=(STOP,) if data.draw(st.booleans(), label="stops") else (),
+                priority=data.draw(st.integers(0, 2), label="priority") if self.config.policy is Policy.PRIORITY else 0,
+                cache_salt=data.draw(st.sampled_from(["", "a"]), label="salt") if self.config.prefix_cache else "",
+            )
+        )
+
+    @rule(data=st.data())
+    def add_what_is_refused(self, data: st.DataObject) -> None:
+        """Nothing comes in that an empty engine cannot serve, or that uses a name twice."""
+        long = (0,) * (self.config.num_slots + 1)
+        bad = [
+            Request(self.num_requests, (), 1, self.fresh_seqs(1)),
+            Request(self.num_requests, (0,), 0, self.fresh_seqs(1)),
+            Request(self.num_requests, (0,), 1, ()),
+            Request(self.num_requests, (0,), self.config.max_model_len, self.fresh_seqs(1)),
+            Request(self.num_requests, (0,), 1, self.fresh_seqs(self.config.max_num_seqs + 1)),
+            Request(self.num_requests, long, 1, self.fresh_seqs(1)),
+            Request(self.num_requests, (0,), self.config.num_slots + 1, self.fresh_seqs(1)),
+        ]
+        state = self.judged.state
+        bad += [Request(i, (0,), 1, self.fresh_seqs(1)) for i in state.requests]
+        bad += [Request(self.num_requests, (0,), 1, (i,)) for i in state.seqs]
+        self.num_requests += 1
+        if self.judged.add(data.draw(st.sampled_from(bad), label="request")):
+            raise AssertionError("an engine took a request that it had to refuse, and no rule noticed")
+
+    @precondition(lambda self: self.judged.state.requests)
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.judged.step(next_token)
+
+    @precondition(lambda self: self.profile.can(Capability.FORK) and self.forkable())
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        self.judged.fork(data.draw(st.sampled_from(self.forkable()), label="parent"), self.fresh_seqs(1)[0])
+
+    @precondition(lambda self: self.profile.can(Capability.ABORT) and self.judged.state.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.judged.abort(data.draw(st.sampled_from(list(self.judged.state.requests)), label="request"))
+
+    @precondition(lambda self: self.profile.can(Capability.ABORT) and self.num_requests > 0)
+    @rule(data=st.data())
+    def abort_what_is_gone(self, data: st.DataObject) -> None:
+        gone: list[RequestId] = [i for i in range(self.num_requests) if i not in self.judged.state.requests]
+        if gone:
+            self.judged.abort(data.draw(st.sampled_from(gone), label="request"))
+
+    @precondition(lambda self: self.judged.state.cached)
+    @rule(chance=st.integers(0, 5))
+    def reset_cache(self, chance: int) -> None:
+        """Now and then: an empty cache has no bugs."""
+        if chance == 0:
+            self.judged.reset_cache()
+
+    def teardown(self) -> None:
+        """Whatever was left ends, in a bounded number of steps, and then the engine holds nothing."""
+        if not hasattr(self, "judged") or not self.judged.is_sound:
+            return
+        state = self.judged.state
+        left = sum(len(r.seq_ids) * (len(r.prompt) + 2 * r.max_tokens) for r in state.requests.values())
+        for _ in range((left + 1) * (len(state.requests) + 1)):
+            if not self.judged.state.requests:
+                return
+            self.judged.step(next_token)
+        if self.judged.state.requests:
+            raise AssertionError(f"these requests never end: {sorted(self.judged.state.requests)}")
+
+
+class LockstepMachine(EngineMachine):
+    """Two engines, told the same. ``second`` makes the other one."""
+
+    second: EngineFactory
+
+    def make(self, config: Config) -> LockstepEngine:
+        return LockstepEngine(type(self).factory(config), type(self).second(config), config)
+
+
+def machine_for(factory: EngineFactory) -> type[EngineMachine]:
+    """The machine that drives the engines of this factory."""
+    profile = factory(Config(num_blocks=8)).profile
+    name = f"{profile.name.title()}Machine"
+    return type(name, (EngineMachine,), {"factory": staticmethod(factory), "profile": profile})
+
+
+def lockstep_machine_for(first: EngineFactory, second: EngineFactory) -> type[LockstepMachine]:
+    """The machine that drives two engines beside each other, over what both can do."""
+    profile = common(first(Config(num_blocks=8)).profile, second(Config(num_blocks=8)).profile)
+    attributes = {"factory": staticmethod(first), "second": staticmethod(second), "profile": profile}
+    return type("PairMachine", (LockstepMachine,), attributes)

@@ -1,0 +1,233 @@
+"""Giving the cache to somebody else for a while: preemption by recomputation or by swapping to host memory."""
+
+from dataclasses import replace
+
+from spec.allocator import give_back, take
+from spec.rules import state_rule, step_rule
+from spec.sharing import blocks_lacking, move_cells
+from spec.vocabulary import (
+    Abort,
+    Finish,
+    HostBlockId,
+    Observe,
+    Preempt,
+    Release,
+    RequestId,
+    SeqId,
+    State,
+    SwapIn,
+    SwapOut,
+    seqs_of,
+    service_order,
+)
+
+
+def drop_table(s: State, seq_id: SeqId) -> State:
+    """The sequence gives its device blocks back, the last one first, so that the end of a prefix is evicted first."""
+    tables = dict(s.block_tables)
+    table = tables.pop(seq_id, ())
+    return give_back(replace(s, block_tables=tables), table)
+
+
+def drop_host_table(s: State, seq_id: SeqId) -> State:
+    """The sequence gives its host blocks back."""
+    tables = dict(s.host_tables)
+    table = tables.pop(seq_id, ())
+    size = s.config.block_size
+    gone = {at for block in table for at in range(block * size, (block + 1) * size)}
+    return replace(
+        s,
+        host_tables=tables,
+        host_free=s.host_free + table,
+        host_cells={at: prefix for at, prefix in s.host_cells.items() if at not in gone},
+    )
+
+
+def unschedule(s: State, seq_id: SeqId) -> State:
+    """Steps that are not submitted yet forget the sequence."""
+    flights = {
+        step: replace(flight, scheduled={i: n for i, n in flight.scheduled.items() if i != seq_id})
+        for step, flight in s.flights.items()
+        if not flight.submitted
+    }
+    return replace(s, flights={**s.flights, **flights})
+
+
+def preempt(s: State, event: Preempt) -> State:
+    """All sequences of the request go back to waiting: swapped ones with what they computed, the others from zero."""
+    for seq_id in seqs_of(s, event.request_id):
+        s = unschedule(drop_table(s, seq_id), seq_id)
+        swapped = seq_id in s.host_tables
+        seq = replace(
+            s.seqs[seq_id],
+            num_scheduled_tokens=0,
+            num_computed_tokens=s.seqs[seq_id].num_computed_tokens if swapped else 0,
+            num_dropped_blocks=s.seqs[seq_id].num_dropped_blocks if swapped else 0,
+        )
+        s = replace(s, seqs={**s.seqs, seq_id: seq})
+    count = s.num_preemptions.get(event.request_id, 0) + 1
+    flights = {step: replace(f, preempting=f.preempting or not f.submitted) for step, f in s.flights.items()}
+    return replace(
+        s,
+        flights=flights,
+        running=tuple(r for r in s.running if r != event.request_id),
+        waiting=tuple(sorted((*s.waiting, event.request_id), key=lambda i: service_order(s, i))),
+        num_preemptions={**s.num_preemptions, event.request_id: count},
+    )
+
+
+def swap_out(s: State, event: SwapOut) -> State:
+    """The contents of the table go to host blocks, the device blocks are given back."""
+    cells = move_cells(s, zip(s.block_tables[event.seq], event.blocks, strict=True))
+    s = replace(
+        s,
+        host_free=tuple(b for b in s.host_free if b not in event.blocks),
+        host_tables={**s.host_tables, event.seq: event.blocks},
+        host_cells={**s.host_cells, **cells},
+    )
+    return drop_table(s, event.seq)
+
+
+def swap_in(s: State, event: SwapIn) -> State:
+    """The contents come back into device blocks, the host blocks are free."""
+    moves = dict(zip(s.host_tables[event.seq], event.blocks, strict=True))
+    size = s.config.block_size
+    cells = {moves[at // size] * size + at % size: prefix for at, prefix in s.host_cells.items() if at // size in moves}
+    s = drop_host_table(take(s, event.blocks), event.seq)
+    return replace(s, block_tables={**s.block_tables, event.seq: event.blocks}, cells={**s.cells, **cells})
+
+
+def forget_sequence(s: State, seq_id: SeqId) -> State:
+    """The sequence is gone; with the last one of a request, so is the request."""
+    request_id = s.seqs[seq_id].request_id
+    s = unschedule(drop_host_table(drop_table(s, seq_id), seq_id), seq_id)
+    s = replace(s, seqs={i: seq for i, seq in s.seqs.items() if i != seq_id})
+    return s if request_id in {seq.request_id for seq in s.seqs.values()} else forget_request(s, request_id)
+
+
+def forget_request(s: State, request_id: RequestId) -> State:
+    return replace(
+        s,
+        requests={i: request for i, request in s.requests.items() if i != request_id},
+        waiting=tuple(i for i in s.waiting if i != request_id),
+        running=tuple(i for i in s.running if i != request_id),
+        num_preemptions={i: n for i, n in s.num_preemptions.items() if i != request_id},
+    )
+
+
+def release(s: State, event: Release | Finish) -> State:
+    return forget_sequence(s, event.seq)
+
+
+def abort(s: State, event: Abort) -> State:
+    for seq_id in tuple(seqs_of(s, event.request_id)):
+        s = forget_sequence(s, seq_id)
+    return s
+
+
+def host_blocks_held(s: State) -> list[HostBlockId]:
+    """The host blocks of all swapped sequences, one after the other."""
+    return [block for table in s.host_tables.values() for block in table]
+
+
+def host_table_holds_its_tokens(s: State, seq_id: SeqId) -> bool:
+    """Each computed position of a swapped sequence has its own prefix in its host slot."""
+    seq, size = s.seqs[seq_id], s.config.block_size
+    table, first = s.host_tables[seq_id], seq.num_dropped_blocks * size
+    slots = (table[p // size] * size + p % size for p in range(seq.num_computed_tokens - first))
+    return all(s.host_cells.get(at) == seq.tokens[: first + p + 1] for p, at in enumerate(slots))
+
+
+@step_rule("PREEMPT-1", corpus="R5 S8")
+def the_newest_is_preempted(before: State, event: Preempt, after: State) -> bool:
+    """The victim of a preemption is the running request that is last in the order of service.
+
+    So the first request is never a victim of a later one, and it always ends.
+    """
+    return bool(before.running) and event.request_id == before.running[-1]
+
+
+@state_rule("PREEMPT-2", corpus="S4 R4")
+def waiting_requests_hold_nothing(s: State) -> bool:
+    """A waiting request holds no device block and has nothing scheduled."""
+    return all(
+        not s.block_tables.get(i) and s.seqs[i].num_scheduled_tokens == 0
+        for request_id in s.waiting
+        for i in seqs_of(s, request_id)
+    )
+
+
+@state_rule("PREEMPT-3", corpus="R4")
+def what_is_not_stored_is_not_computed(s: State) -> bool:
+    """A sequence without a table, on the device or in host memory, has computed nothing."""
+    return all(
+        seq.num_computed_tokens == seq.num_dropped_blocks * s.config.block_size
+        for i, seq in s.seqs.items()
+        if not s.block_tables.get(i) and i not in s.host_tables
+    )
+
+
+@step_rule("PREEMPT-4", corpus="R1 R2 R3")
+def no_token_is_lost(before: State, event: Observe, after: State) -> bool:
+    """Every sequence has its prompt and every token that it was given since, whatever happened to its blocks."""
+    return {i: (q.tokens, q.num_prompt_tokens) for i, q in before.seqs.items()} == {
+        i: (q.tokens, q.num_prompt_tokens) for i, q in after.seqs.items()
+    }
+
+
+@step_rule("PREEMPT-5", corpus="R10 R5")
+def preemption_makes_room_that_is_needed(before: State, event: Preempt, after: State) -> bool:
+    """A request is preempted only while the running ones lack blocks for the tokens they have."""
+    running = [i for request_id in before.running for i in seqs_of(before, request_id)]
+    return blocks_lacking(before, running) > len(before.free)
+
+
+@step_rule("PREEMPT-6", corpus="R6 S10")
+def preemptions_are_counted(before: State, event: Observe, after: State) -> bool:
+    """An engine knows how often each live request was preempted."""
+    return {i: n for i, n in before.num_preemptions.items() if n} == {
+        i: n for i, n in after.num_preemptions.items() if n
+    }
+
+
+@state_rule("SWAP-1", corpus="R7 A1 A3")
+def host_blocks_have_one_place(s: State) -> bool:
+    """Each host block is free once, or stands once in the host table of one sequence."""
+    return sorted([*s.host_free, *host_blocks_held(s)]) == list(range(s.config.num_host_blocks))
+
+
+@step_rule("SWAP-2", corpus="R7 A3")
+def only_free_host_blocks_are_taken(before: State, event: SwapOut, after: State) -> bool:
+    """A host block that a swap-out takes was free, and is taken once."""
+    return len(set(event.blocks)) == len(event.blocks) and set(event.blocks) <= set(before.host_free)
+
+
+@state_rule("SWAP-3", corpus="R7 P1")
+def host_slots_hold_their_prefix(s: State) -> bool:
+    """The host slot of a computed token of a swapped sequence holds the prefix that ends in it."""
+    return all(host_table_holds_its_tokens(s, i) for i in s.host_tables if i in s.seqs)
+
+
+@state_rule("SWAP-4", corpus="S5")
+def a_sequence_is_in_one_memory(s: State) -> bool:
+    """No sequence has a block table on the device and one in host memory."""
+    return not any(s.block_tables.get(i) for i in s.host_tables)
+
+
+@step_rule("SWAP-5", corpus="R7")
+def swapping_moves_whole_tables(before: State, event: SwapOut | SwapIn, after: State) -> bool:
+    """A swap moves every block of the sequence, each to a block of its own."""
+    moved = before.block_tables if isinstance(event, SwapOut) else before.host_tables
+    return len(event.blocks) == len(set(event.blocks)) == len(moved[event.seq]) > 0
+
+
+@step_rule("SWAP-6", corpus="R7")
+def host_tables_change_by_events_only(before: State, event: Observe, after: State) -> bool:
+    """The host tables are what swapping made of them."""
+    return dict(before.host_tables) == dict(after.host_tables)
+
+
+@step_rule("SWAP-7", corpus="R6 R7")
+def nothing_scheduled_is_swapped_out(before: State, event: SwapOut, after: State) -> bool:
+    """A sequence is swapped out only when no step has scheduled it: every block of its table is whole."""
+    return before.seqs[event.seq].num_scheduled_tokens == 0

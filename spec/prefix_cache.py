@@ -1,0 +1,168 @@
+"""The prefix cache: full blocks that can be found by the tokens they stand for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from spec.allocator import take
+from spec.rules import state_rule, step_rule
+from spec.vocabulary import (
+    Allocate,
+    Append,
+    BlockId,
+    CacheKey,
+    Evict,
+    Hit,
+    Observe,
+    Publish,
+    Reset,
+    Seq,
+    SeqId,
+    State,
+)
+
+
+def salt_of(s: State, seq: Seq) -> str:
+    """Whom the sequence shares with: equal salts share, different ones never do."""
+    return s.requests[seq.request_id].cache_salt if seq.request_id in s.requests else ""
+
+
+def key_of(s: State, seq_id: SeqId, index: int) -> CacheKey:
+    """The key of entry ``index`` of a sequence's table: everything up to the end of that block."""
+    seq = s.seqs[seq_id]
+    return CacheKey(seq.tokens[: (index + 1) * s.config.block_size], salt_of(s, seq))
+
+
+def find(s: State, key: CacheKey) -> BlockId | None:
+    """A block that the cache names for this key."""
+    return next((block for block, cached in s.cached.items() if cached == key), None)
+
+
+def longest_hit(s: State, seq_id: SeqId) -> int:
+    """How many leading blocks of the sequence are cached; the last token is always left to compute."""
+    full = (s.seqs[seq_id].num_tokens - 1) // s.config.block_size
+    keys = (key_of(s, seq_id, index) for index in range(full))
+    return next((i for i, key in enumerate(keys) if key not in s.cached.values()), full)
+
+
+def hit(s: State, event: Hit) -> State:
+    """The blocks get one more holder; their tokens count as computed."""
+    cached, cells = s.cached, s.cells
+    s = take(s, event.blocks)
+    size = s.config.block_size
+    kept = {b: cached[b] for b in event.blocks if b in cached}
+    found = {at: cells[at] for b in event.blocks for at in range(b * size, (b + 1) * size) if at in cells}
+    seq = replace(s.seqs[event.seq], num_computed_tokens=len(event.blocks) * size)
+    return replace(
+        s,
+        cached={**s.cached, **kept},
+        cells={**s.cells, **found},
+        seqs={**s.seqs, event.seq: seq},
+        block_tables={**s.block_tables, event.seq: event.blocks},
+    )
+
+
+def publish(s: State, event: Publish) -> State:
+    """The block can be found by the prefix that it ends."""
+    block = s.block_tables[event.seq][event.index - s.seqs[event.seq].num_dropped_blocks]
+    return replace(s, cached={**s.cached, block: key_of(s, event.seq, event.index)})
+
+
+def forget(s: State, names: Mapping[BlockId, CacheKey]) -> State:
+    """These blocks can no longer be found; a free one has no contents any more."""
+    size = s.config.block_size
+    gone = {at for b in names if b in s.free for at in range(b * size, (b + 1) * size)}
+    return replace(
+        s,
+        cached={b: key for b, key in s.cached.items() if b not in names},
+        cells={at: prefix for at, prefix in s.cells.items() if at not in gone},
+    )
+
+
+def evict(s: State, event: Evict) -> State:
+    return forget(s, {b: key for b, key in s.cached.items() if b == event.block})
+
+
+def reset(s: State, event: Reset) -> State:
+    return forget(s, s.cached)
+
+
+@state_rule("CACHE-1", corpus="P1 P2")
+def cached_blocks_hold_their_key(s: State) -> bool:
+    """A cached block holds exactly the prefix that its key names, chain and all."""
+    size = s.config.block_size
+    return all(
+        s.cells.get(b * size + offset) == key.tokens[: len(key.tokens) - size + offset + 1]
+        for b, key in s.cached.items()
+        for offset in range(size)
+    )
+
+
+@state_rule("CACHE-2", corpus="P5")
+def only_full_blocks_are_cached(s: State) -> bool:
+    """The length of a key is a positive multiple of the block size."""
+    return all(key.tokens and len(key.tokens) % s.config.block_size == 0 for key in s.cached.values())
+
+
+@step_rule("CACHE-3", corpus="P1 P2 P8 P10 P14")
+def hits_are_the_sequences_own_prefix(before: State, event: Hit, after: State) -> bool:
+    """A hit takes blocks whose keys are the sequence's own leading blocks, under its own salt."""
+    keys = tuple(key_of(before, event.seq, index) for index in range(len(event.blocks)))
+    return keys == tuple(before.cached.get(b) for b in event.blocks) and not before.block_tables.get(event.seq)
+
+
+@step_rule("CACHE-4", corpus="P6")
+def the_last_token_is_computed(before: State, event: Hit, after: State) -> bool:
+    """At least one token of a sequence is always computed, whatever is cached."""
+    return len(event.blocks) * before.config.block_size < before.seqs[event.seq].num_tokens
+
+
+@step_rule("CACHE-5", corpus="P9")
+def the_longest_prefix_is_hit(before: State, event: Hit, after: State) -> bool:
+    """A hit takes the longest cached prefix there is."""
+    return len(event.blocks) >= longest_hit(before, event.seq)
+
+
+@step_rule("CACHE-6", corpus="P4 P5")
+def only_computed_blocks_are_published(before: State, event: Publish, after: State) -> bool:
+    """A block is published only when all of its tokens are computed."""
+    seq = before.seqs[event.seq]
+    kept = seq.num_dropped_blocks <= event.index
+    return kept and (event.index + 1) * before.config.block_size <= seq.num_computed_tokens
+
+
+@step_rule("CACHE-7", corpus="P3 P13")
+def the_cache_changes_by_events_only(before: State, event: Observe, after: State) -> bool:
+    """What the prefix cache names is what was published and neither taken, evicted nor reset since."""
+    return dict(before.cached) == dict(after.cached)
+
+
+@step_rule("CACHE-8", corpus="P3")
+def a_key_names_one_block(before: State, event: Publish, after: State) -> bool:
+    """A block is published under a key that no other block has."""
+    return key_of(before, event.seq, event.index) not in before.cached.values()
+
+
+@step_rule("CACHE-9", corpus="P7")
+def a_block_in_use_is_not_evicted(before: State, event: Evict, after: State) -> bool:
+    """Only a cached block that nobody holds is evicted."""
+    return event.block in before.cached and before.ref_count[event.block] == 0
+
+
+@step_rule("CACHE-10", corpus="P3")
+def reset_leaves_nothing_in_use(before: State, event: Reset, after: State) -> bool:
+    """The cache is emptied only while no cached block is in use, and then names nothing."""
+    return not after.cached and all(before.ref_count[b] == 0 for b in before.cached)
+
+
+@step_rule("CACHE-11", corpus="X4 P1")
+def tokens_are_only_appended(before: State, event: Append, after: State) -> bool:
+    """Appending leaves every earlier token as it was, so that a published prefix stays true."""
+    old = before.seqs[event.seq].tokens
+    return after.seqs[event.seq].tokens == old + event.tokens and bool(event.tokens)
+
+
+@step_rule("CACHE-12", corpus="P4 P9")
+def what_is_cached_is_hit(before: State, event: Allocate, after: State) -> bool:
+    """A sequence that has nothing yet is given blocks only when there is no cached prefix that it could hit."""
+    starts = not before.block_tables.get(event.seq) and before.seqs[event.seq].num_computed_tokens == 0
+    return not (starts and before.config.prefix_cache and longest_hit(before, event.seq))

@@ -1,0 +1,347 @@
+"""The scheduler: who runs, how many tokens a step computes, who is admitted, and who must wait."""
+
+from dataclasses import replace
+
+from spec.allocator import blocks_needed, give_back
+from spec.block_table import room
+from spec.engine import Admission
+from spec.prefix_cache import key_of, longest_hit
+from spec.rules import state_rule, step_rule
+from spec.sharing import blocks_lacking, growth, num_unborn, seq_ids_in_use
+from spec.vocabulary import (
+    Add,
+    AdmissionRule,
+    Admit,
+    Allocate,
+    Append,
+    Begin,
+    Complete,
+    Config,
+    Finish,
+    Flight,
+    Fork,
+    Observe,
+    Policy,
+    Refuse,
+    Request,
+    RequestId,
+    Seq,
+    SeqId,
+    State,
+    Submit,
+    open_step,
+    seqs_of,
+    service_order,
+)
+
+
+def most_tokens_stored(request: Request) -> int:
+    """The most tokens of one sequence that are ever in the cache: the last sampled one needs no slot."""
+    return len(request.prompt) + request.max_tokens - 1
+
+
+def fits_alone(config: Config, request: Request, num_seqs: int) -> bool:
+    """Whether the request ends even when its sequences share nothing, if it is alone in the cache."""
+    blocks = num_seqs * blocks_needed(most_tokens_stored(request), config.block_size)
+    return blocks <= config.num_blocks and num_seqs <= config.max_num_seqs
+
+
+def is_servable(config: Config, request: Request) -> bool:
+    """Whether the door lets the request in, all ids being new."""
+    return (
+        len(request.prompt) > 0
+        and request.max_tokens > 0
+        and len(request.seq_ids) == len(set(request.seq_ids)) > 0
+        and len(request.prompt) + request.max_tokens <= config.max_model_len
+        and fits_alone(config, request, len(request.seq_ids))
+    )
+
+
+def names_are_new(s: State, request: Request) -> bool:
+    """Whether neither the request's id nor those of its sequences are in use."""
+    return request.request_id not in s.requests and seq_ids_in_use(s).isdisjoint(request.seq_ids)
+
+
+def num_seats(s: State, request_id: RequestId) -> int:
+    """How many of the ``max_num_seqs`` the request takes while it runs."""
+    return len(tuple(seqs_of(s, request_id))) + num_unborn(s, request_id)
+
+
+def seats_taken(s: State) -> int:
+    return sum(num_seats(s, request_id) for request_id in s.running)
+
+
+def blocks_owed(s: State, request_id: RequestId) -> int:
+    """The blocks that a running request may still ask for, as far as the admission rule looks ahead."""
+    request, seq_ids = s.requests[request_id], tuple(seqs_of(s, request_id))
+    if s.config.admission_rule is AdmissionRule.OPTIMISTIC:
+        return 0
+    if s.config.admission_rule is AdmissionRule.PROMPT:
+        return blocks_lacking(s, seq_ids)
+    most = most_tokens_stored(request)
+    unborn = num_unborn(s, request_id) * blocks_needed(most, s.config.block_size)
+    return unborn + sum(growth(s, i, most) + (1 if room(s.seqs[i]) < most else 0) for i in seq_ids)
+
+
+def blocks_wanted(s: State, request_id: RequestId, budget: int) -> int:
+    """The free blocks that must be there before a waiting request is admitted. A cached block that nobody holds
+    is one of them: to use it takes it out of the free list."""
+    request, seq_ids = s.requests[request_id], tuple(seqs_of(s, request_id))
+    size, rule = s.config.block_size, s.config.admission_rule
+    wanted = 0
+    for i in seq_ids:
+        seq = s.seqs[i]
+        if rule is AdmissionRule.OPTIMISTIC:
+            num_tokens = min(seq.num_tokens, num_tokens_at_start(s, i) + budget)
+        elif rule is AdmissionRule.PROMPT:
+            num_tokens = seq.num_tokens
+        else:
+            num_tokens = most_tokens_stored(request)
+        wanted += blocks_needed(num_tokens, size) - num_hits_in_use(s, i)
+    if rule is AdmissionRule.NO_EVICT:
+        wanted += num_unborn(s, request_id) * blocks_needed(most_tokens_stored(request), size)
+    return wanted
+
+
+def num_tokens_at_start(s: State, seq_id: SeqId) -> int:
+    """How many tokens a waiting sequence need not compute: those in host memory, or those it would hit."""
+    hits = longest_hit(s, seq_id) if s.config.prefix_cache and seq_id not in s.host_tables else 0
+    return max(s.seqs[seq_id].num_computed_tokens, hits * s.config.block_size)
+
+
+def num_hits_in_use(s: State, seq_id: SeqId) -> int:
+    """How many blocks of the sequence's longest cached prefix somebody holds already."""
+    if not s.config.prefix_cache or seq_id in s.host_tables:
+        return 0
+    keys = {key_of(s, seq_id, index) for index in range(longest_hit(s, seq_id))}
+    return sum(1 for block, key in s.cached.items() if key in keys and s.ref_count[block] > 0)
+
+
+def admission(s: State, request_id: RequestId, budget: int) -> Admission:
+    """Whether a waiting request may run now, with ``budget`` tokens left in the step.
+
+    The watermark is left free at every admission but the first: an empty engine admits whatever fits.
+    """
+    owed = sum(blocks_owed(s, running) for running in s.running)
+    spare = len(s.free) - owed - (s.config.watermark_blocks if s.running else 0)
+    seats = s.config.max_num_seqs - seats_taken(s)
+    fits = num_seats(s, request_id) <= seats and blocks_wanted(s, request_id, budget) <= spare
+    return Admission.NOW if fits and budget > 0 else Admission.LATER
+
+
+def budget_left(s: State, flight: Flight) -> int:
+    """The tokens that a step could still compute."""
+    return s.config.max_num_batched_tokens - sum(flight.scheduled.values())
+
+
+def add(s: State, event: Add) -> State:
+    """The request waits behind everybody who is served before it."""
+    request = event.request
+    seq = Seq(request.request_id, request.prompt, num_prompt_tokens=len(request.prompt))
+    s = replace(
+        s,
+        requests={**s.requests, request.request_id: request},
+        seqs={**s.seqs, request.seq_ids[0]: seq},
+    )
+    waiting = sorted((*s.waiting, request.request_id), key=lambda i: service_order(s, i))
+    return replace(s, waiting=tuple(waiting))
+
+
+def admit(s: State, event: Admit) -> State:
+    """The request runs, in its place in the order of service."""
+    running = sorted((*s.running, event.request_id), key=lambda i: service_order(s, i))
+    tables = {i: s.block_tables.get(i, ()) for i in seqs_of(s, event.request_id) if i not in s.host_tables}
+    return replace(
+        s,
+        waiting=tuple(i for i in s.waiting if i != event.request_id),
+        running=tuple(running),
+        block_tables={**s.block_tables, **tables},
+    )
+
+
+def append(s: State, event: Append) -> State:
+    seq = s.seqs[event.seq]
+    return replace(s, seqs={**s.seqs, event.seq: replace(seq, tokens=seq.tokens + event.tokens)})
+
+
+def begin(s: State, event: Begin) -> State:
+    return replace(s, flights={**s.flights, event.step_id: Flight()})
+
+
+def submit(s: State, event: Submit) -> State:
+    """From now on the device may touch every block of every sequence in the step."""
+    flight = s.flights[event.step_id]
+    blocks = frozenset(b for i in (*flight.scheduled, *event.readers) for b in s.block_tables.get(i, ()))
+    flight = replace(flight, submitted=True, blocks=blocks | set(flight.holds))
+    return replace(s, flights={**s.flights, event.step_id: flight})
+
+
+def complete(s: State, event: Complete) -> State:
+    """The step's holds are given back, in the order in which it got them."""
+    flights = dict(s.flights)
+    flight = flights.pop(event.step_id)
+    return give_back(replace(s, flights=flights), reversed(flight.holds))
+
+
+@state_rule("SCHED-1", corpus="S1")
+def steps_keep_the_token_budget(s: State) -> bool:
+    """A step computes at most ``max_num_batched_tokens`` tokens."""
+    return all(budget_left(s, flight) >= 0 for flight in s.flights.values())
+
+
+@state_rule("SCHED-2", corpus="S1")
+def at_most_max_num_seqs_run(s: State) -> bool:
+    """At most ``max_num_seqs`` sequences run."""
+    return sum(1 for seq in s.seqs.values() if seq.request_id in s.running) <= s.config.max_num_seqs
+
+
+@state_rule("SCHED-3", corpus="S5")
+def every_request_has_one_place(s: State) -> bool:
+    """Every live request is once in waiting or once in running, and has a sequence."""
+    places = (*s.waiting, *s.running)
+    alive = {seq.request_id for seq in s.seqs.values() if seq.request_id in s.requests}
+    return len(places) == len(s.requests) and set(places) == set(s.requests) == alive
+
+
+@state_rule("SCHED-4", corpus="S8 R5")
+def nobody_overtakes(s: State) -> bool:
+    """The running requests and then the waiting ones stand in the order of service.
+
+    With priorities a newcomer may be more urgent than somebody who runs: then each of the two lines is in order.
+    Nobody overtakes the head of the queue, and a preempted request comes back before everybody who arrived later.
+    """
+    lines = [s.running, s.waiting] if s.config.policy is Policy.PRIORITY else [s.running + s.waiting]
+    return all(list(line) == sorted(line, key=lambda i: service_order(s, i)) for line in lines)
+
+
+@step_rule("SCHED-5", corpus="S1 S5 S11")
+def only_running_sequences_are_scheduled(before: State, event: Allocate, after: State) -> bool:
+    """A step computes, for a running sequence, at least one token and none that it does not have."""
+    seq = before.seqs[event.seq]
+    runs = seq.request_id in before.running or seq.request_id not in before.requests
+    return runs and 0 < event.num_tokens <= seq.num_tokens - room(seq)
+
+
+@step_rule("SCHED-6", corpus="S11")
+def a_token_is_sampled_when_all_are_computed(before: State, event: Append, after: State) -> bool:
+    """A sequence is given its next token only when all the tokens it has are computed."""
+    seq = before.seqs[event.seq]
+    return seq.num_computed_tokens == seq.num_tokens or seq.request_id not in before.requests
+
+
+@step_rule("SCHED-7", corpus="S11 S3")
+def every_complete_sequence_is_sampled(before: State, event: Complete, after: State) -> bool:
+    """A sequence whose tokens a step has all computed has been given the next one when the step ends."""
+    return all(
+        before.seqs[i].num_computed_tokens < before.seqs[i].num_tokens
+        for i in before.flights[event.step_id].scheduled
+        if i in before.seqs
+    )
+
+
+@step_rule("SCHED-8", corpus="S2 S7 S9 A7")
+def only_what_fits_comes_in(before: State, event: Add, after: State) -> bool:
+    """The door lets in what an empty engine can serve to its end, under ids that are new, and nothing else."""
+    return names_are_new(before, event.request) and is_servable(before.config, event.request)
+
+
+@step_rule("SCHED-9", corpus="S3")
+def a_step_with_work_computes(before: State, event: Submit, after: State) -> bool:
+    """If there is work and no other step is in flight, a step computes at least one token."""
+    return bool(before.flights[event.step_id].scheduled) or not before.requests or len(before.flights) > 1
+
+
+@step_rule("SCHED-10", corpus="A7 S8")
+def only_the_head_is_admitted(before: State, event: Admit, after: State) -> bool:
+    """The request that is admitted is the head of the queue."""
+    return before.waiting[:1] == (event.request_id,)
+
+
+@step_rule("SCHED-11", corpus="A7 R5")
+def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
+    """A request is admitted only when seats and blocks suffice for it and for what those before it are owed."""
+    step_id = open_step(before)
+    flight = before.flights[step_id] if step_id is not None else Flight()
+    return admission(before, event.request_id, budget_left(before, flight)) is Admission.NOW
+
+
+@step_rule("SCHED-12", corpus="S3 S10")
+def room_is_not_left_unused(before: State, event: Submit, after: State) -> bool:
+    """A step that preempts nobody leaves the head of the queue waiting only when there is no room for it."""
+    flight = before.flights[event.step_id]
+    if flight.preempting or not before.waiting:
+        return True
+    return admission(before, before.waiting[0], budget_left(before, flight)) is not Admission.NOW
+
+
+@step_rule("SCHED-13", corpus="S3 S8")
+def running_sequences_are_not_passed_over(before: State, event: Submit, after: State) -> bool:
+    """A step that has budget left has scheduled every token of every running sequence."""
+    flight = before.flights[event.step_id]
+    behind = (i for r in before.running for i in seqs_of(before, r) if room(before.seqs[i]) < before.seqs[i].num_tokens)
+    return budget_left(before, flight) == 0 or not any(True for _ in behind)
+
+
+@step_rule("SCHED-14", corpus="S5 S10")
+def queues_change_by_events_only(before: State, event: Observe, after: State) -> bool:
+    """Waiting and running are what adding, admitting, preempting and ending made of them."""
+    return (before.waiting, before.running) == (after.waiting, after.running)
+
+
+@step_rule("SCHED-15", corpus="S10 R9 P14")
+def counters_change_by_events_only(before: State, event: Observe, after: State) -> bool:
+    """``num_computed_tokens`` counts the tokens that were written or hit, ``num_scheduled_tokens`` those in flight."""
+    return {i: (q.num_computed_tokens, q.num_scheduled_tokens) for i, q in before.seqs.items()} == {
+        i: (q.num_computed_tokens, q.num_scheduled_tokens) for i, q in after.seqs.items()
+    }
+
+
+@step_rule("SCHED-16", corpus="C5 S9")
+def a_sequence_ends_when_it_must(before: State, event: Finish, after: State) -> bool:
+    """A sequence ends by a stop token or at its length, and is then at its end."""
+    seq = before.seqs[event.seq]
+    request = before.requests[seq.request_id]
+    stopped = seq.num_output_tokens > 0 and seq.tokens[-1] in request.stop_token_ids
+    return event.reason.value == ("stop" if stopped else "length") and ends(before, event.seq)
+
+
+@step_rule("SCHED-17", corpus="C5 S9")
+def an_ended_sequence_is_gone(before: State, event: Complete, after: State) -> bool:
+    """When a step is over, no sequence is left that is at its end."""
+    return not any(ends(after, i) for i in after.seqs if after.seqs[i].request_id in after.requests)
+
+
+@step_rule("SCHED-18", corpus="C5")
+def samples_are_forked_from_the_prompt(before: State, event: Append, after: State) -> bool:
+    """The sequences of a request are all there before the first of them is given a token."""
+    return before.seqs[event.seq].request_id not in before.requests or all_born(before, before.seqs[event.seq])
+
+
+@step_rule("SCHED-19", corpus="C7 S1")
+def forks_have_a_seat(before: State, event: Fork, after: State) -> bool:
+    """A fork belongs to a running request and leaves no more than ``max_num_seqs`` seats taken."""
+    request_id = before.seqs[event.parent].request_id
+    return request_id not in before.requests or (
+        request_id in before.running and seats_taken(after) <= before.config.max_num_seqs
+    )
+
+
+@step_rule("SCHED-20", corpus="S2 A11")
+def what_fits_is_not_refused(before: State, event: Refuse, after: State) -> bool:
+    """The door turns a request down only if an empty engine cannot serve it, or one of its ids is in use."""
+    if not isinstance(event.call, Add):
+        return True
+    return not (names_are_new(before, event.call.request) and is_servable(before.config, event.call.request))
+
+
+def ends(s: State, seq_id: SeqId) -> bool:
+    """Whether the sequence must not be given another token."""
+    seq = s.seqs[seq_id]
+    request = s.requests[seq.request_id]
+    stopped = seq.num_output_tokens > 0 and seq.tokens[-1] in request.stop_token_ids
+    return stopped or seq.num_output_tokens >= request.max_tokens
+
+
+def all_born(s: State, seq: Seq) -> bool:
+    """Whether the request's sequences exist, or have existed: an output token shows that they did."""
+    return seq.num_output_tokens > 0 or s.seqs.keys() >= set(s.requests[seq.request_id].seq_ids)

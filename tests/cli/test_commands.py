@@ -1,0 +1,194 @@
+"""The other commands, and how all of them behave as processes."""
+
+import importlib.metadata
+import json
+import resource
+import signal
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from optimized.cli.screen import Screen, one_line, printable
+from optimized.doctor import BASE, EXTRAS
+from spec.trace import Trace, dumps
+from spec.vocabulary import Allocate, Config, Start
+from tests.cli.conftest import ROOT, Process, Run
+
+NOT_BUILT = ("chat", "serve", "plan", "simulate", "bench")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A sequence of three tokens gets its two blocks; then block 0 is handed out a second time."""
+    path = tmp_path / "log"
+    events = (Start(0, (5, 6, 7)), Allocate(0, 3, (0, 1)), Start(1, (5,)), Allocate(1, 1, (0,)))
+    path.write_text(dumps(Trace(Config(num_blocks=3, block_size=2), events, "mine")))
+    return path
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_what_is_built_and_nothing_else(run: Run) -> None:
+    shown = run("--help").stdout
+    for command in ("generate", "doctor", "kernels", "spec", "trace"):
+        assert command in shown
+    for command in NOT_BUILT:
+        assert f" {command} " not in shown
+        assert run(command).exit_code == 2
+
+
+def test_help_is_fast(process: Process) -> None:
+    before = "import atexit, sys\natexit.register(lambda: print(sorted(set(sys.modules) & {'torch', 'numpy'})))"
+    started = resource.getrusage(resource.RUSAGE_CHILDREN)
+    out, _ = process("--help", before=before).communicate()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = used.ru_utime + used.ru_stime - started.ru_utime - started.ru_stime
+    assert out.endswith("[]\n")
+    assert seconds < 0.5, f"{seconds} s of processor time"
+
+
+def test_the_version_is_that_of_the_distribution(run: Run) -> None:
+    shown = run("--version").stdout
+    assert shown.startswith("kvproof ")
+
+
+# --- as a process -----------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_ends_without_a_traceback(process: Process, tiny_path: Path) -> None:
+    # A step that takes its time.
+    slow = "import time\nfrom optimized.model_core import TorchCore\nstep = TorchCore.step\n"
+    slow += "TorchCore.step = lambda core: (time.sleep(0.1), step(core))[1]"
+    child = process("generate", "a", "b", "--model", tiny_path, "--max-tokens", 50, "--temperature", 1, before=slow)
+    assert child.stdout is not None and child.stderr is not None
+    assert child.stdout.readline() == "=== a\n"
+    child.send_signal(signal.SIGINT)
+    assert child.wait() == 130
+    assert child.stderr.read() == ""
+
+
+def test_a_reader_who_goes_away_is_no_error(process: Process, log: Path) -> None:
+    child = process("spec", "rules", "--json", before="import time\ntime.sleep(0.5)")
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert child.wait() == 141
+    assert child.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("torch", ("generate", "a"), "engine"),
+        ("minijinja", ("generate", "a"), "engine"),
+        ("z3", ("spec", "prove"), "formal"),
+    ],
+)
+def test_a_missing_package_names_its_extra(
+    process: Process, tiny_path: Path, module: str, arguments: tuple[str, ...], extra: str
+) -> None:
+    model = ("--model", tiny_path) if arguments[0] == "generate" else ()
+    child = process(*arguments, *model, before=f"import sys\nsys.modules[{module!r}] = None")
+    out, error = child.communicate()
+    assert (child.returncode, out) == (2, "")
+    assert error.startswith("this needs ")
+    assert error.endswith(f"which is not installed: pip install 'kvproof[{extra}]'\n")
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_says_which_device_and_why(run: Run) -> None:
+    result = run("doctor", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == len(found["problems"]) > 0 or result.exit_code == 0
+    assert found["installed"]["torch"] == importlib.metadata.version("torch")
+    assert found["device"] in ("cpu", "cuda")
+    assert found["device_reason"]
+    assert found["num_threads"] >= 1
+    assert found["environment"]["KVPROOF_HOME"] == found["model_folder"]
+    text = run("doctor").stdout
+    for fact in (found["device_reason"], found["kernels"], found["model_folder"], found["default_model"]):
+        assert fact in text
+
+
+def test_doctor_finds_the_other_package_of_that_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's ``kernels`` and ours would overwrite each other's files."""
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"kernels": ["kvproof", "kernels"]})
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "PROBLEM" in result.stdout
+    assert "keep the two in different environments" in result.stdout
+
+
+def test_doctor_knows_what_the_project_declares() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {
+        extra: [each.split(">=")[0] for each in listed] for extra, listed in project["optional-dependencies"].items()
+    }
+    assert list(BASE) == [each.split(">=")[0] for each in project["dependencies"]]
+    for extra, listed in EXTRAS.items():
+        assert list(listed) == names[extra]
+
+
+# --- spec, trace, kernels -----------------------------------------------------------------------------------------
+
+
+def test_rules_are_listed_with_their_sentences(run: Run) -> None:
+    found = {rule["id"]: rule for rule in json.loads(run("spec", "rules", "--json").stdout)["rules"]}
+    assert found["ALLOC-2"]["sentence"] == "A block's reference count is the number of its holders."
+    assert found["ALLOC-2"]["kind"] == "state"
+    assert found["ALLOC-4"]["events"] == ["Allocate", "Copy", "SwapIn"]
+    lines = run("spec", "rules").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(found)
+
+
+def test_explore_visits_a_small_scope(run: Run) -> None:
+    options = ("--num-blocks", 2, "--max-seqs", 2, "--max-tokens", 2, "--prefix-cache")
+    found = json.loads(run("spec", "explore", *options, "--json").stdout)
+    assert found["num_states"] > 10
+    assert (found["broken"], found["path"]) == ([], [])
+    assert "publish" in found["scope"]["operations"]
+    assert f"{found['num_states']:,} states" in run("spec", "explore", *options).stdout
+
+
+def test_check_names_the_rule_and_the_line(run: Run, log: Path) -> None:
+    result = run("trace", "check", log)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ALLOC-")
+    assert f"This is event 4 of {log}, on line 5." in result.stderr
+    found = json.loads(run("trace", "check", log, "--json").stdout)
+    assert (found["engine"], found["num_events"]) == ("mine", 4)
+    assert result.stderr.startswith(found["broken"])
+
+
+def test_replay_follows_without_judging(run: Run, log: Path) -> None:
+    result = run("trace", "replay", log)
+    assert result.exit_code == 0
+    assert "Allocate(seq=0, num_tokens=3, blocks=(0, 1))" in result.stdout
+    assert json.loads(run("trace", "replay", log, "--json").stdout)["block_tables"] == {"0": [0, 1], "1": [0]}
+
+
+def test_a_log_that_is_none_is_refused_with_its_line(run: Run, log: Path) -> None:
+    log.write_text("hello\n")
+    for command in ("check", "replay"):
+        result = run("trace", command, log)
+        assert (result.exit_code, result.stderr) == (2, f"{log}, line 1: this is no JSON object\n")
+
+
+def test_kernels_lists_every_target(run: Run) -> None:
+    found = json.loads(run("kernels", "--json").stdout)["configurations"]
+    assert {each["target"] for each in found} == {"sm_80", "sm_90", "sm_100", "gfx942"}
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_a_text_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\x07\tc\n") == "a\\x1b[2Jb\\x07\tc\n"
+    assert one_line("two\nlines") == "two lines"
+
+
+def test_nothing_is_empty_before_something_came() -> None:
+    assert Screen(["a"], 1).is_empty

@@ -1,0 +1,164 @@
+"""``kvproof generate``: what a user sees, with either engine."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimized.checkpoint import Checkpoint, load_checkpoint
+from tests.cli.conftest import Run
+
+
+def answer(run: Run, *arguments: object) -> dict[str, Any]:
+    result = run("generate", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_text_is_all_there_is_on_standard_output(run: Run, tiny_path: Path) -> None:
+    result = run("generate", "hello", "--model", tiny_path, "--max-tokens", 5)
+    text = answer(run, "hello", "--model", tiny_path, "--max-tokens", 5)["outputs"][0]["text"]
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.endswith("\n")
+    assert "\x1b" not in result.stdout
+    assert text
+
+
+def test_json_has_all_facts(run: Run, tiny_path: Path) -> None:
+    options = ("--n", 4, "--temperature", 1, "--seed", 1, "--max-tokens", 6, "--block-size", 4)
+    found = answer(run, "hello", "--model", tiny_path, *options)
+    assert (found["engine"], found["model"], found["prompts"]) == ("optimized", "tiny.gguf", ["hello"])
+    assert [(each["prompt"], each["index"]) for each in found["outputs"]] == [(0, index) for index in range(4)]
+    assert {each["finish_reason"] for each in found["outputs"]} <= {"stop", "length"}
+    num_tokens = sum(len(each["token_ids"]) for each in found["outputs"])
+    # "user: hello\n" is twelve bytes, and "hello" one token: eight tokens, two full blocks.
+    assert found["usage"] == {"prompt_tokens": 8, "completion_tokens": num_tokens, "total_tokens": 8 + num_tokens}
+    assert (found["blocks_prompt_shared"], found["blocks_copied"], found["num_preemptions"]) == (2, 0, 0)
+    assert found["seconds"] > 0
+
+
+def test_both_engines_say_the_same(run: Run, tiny_path: Path) -> None:
+    options = ("one", "two", "--model", tiny_path, "--n", 2, "--temperature", 1, "--max-tokens", 6)
+    optimized, reference = (answer(run, *options, "--engine", engine) for engine in ("optimized", "reference"))
+    timing = ("engine", "num_blocks", "seconds", "load_seconds")
+    assert {name: optimized[name] for name in optimized if name not in timing} == {
+        name: reference[name] for name in reference if name not in timing
+    }
+
+
+def test_raw_leaves_the_template_out(run: Run, tiny_path: Path) -> None:
+    options = ("hello", "--model", tiny_path, "--max-tokens", 2)
+    assert answer(run, *options, "--raw")["usage"]["prompt_tokens"] == 1
+    assert answer(run, *options)["usage"]["prompt_tokens"] == 8
+
+
+def test_several_answers_are_told_apart(run: Run, tiny_path: Path) -> None:
+    shown = run("generate", "one", "two", "--model", tiny_path, "--n", 2, "--max-tokens", 3).stdout.splitlines()
+    headings = [line for line in shown if line.startswith(("=== ", "--- "))]
+    assert headings == ["=== one", "--- 1 of 2", "--- 2 of 2", "=== two", "--- 1 of 2", "--- 2 of 2"]
+
+
+def test_a_tiny_cache_preempts_and_says_the_same(run: Run, tiny_path: Path) -> None:
+    options = ("one", "two", "three", "--model", tiny_path, "--max-tokens", 20, "--block-size", 4)
+    roomy, tight = answer(run, *options), answer(run, *options, "--num-gpu-blocks-override", 9)
+    assert tight["num_preemptions"] > 0 == roomy["num_preemptions"]
+    assert tight["outputs"] == roomy["outputs"]
+
+
+@pytest.mark.parametrize("engine", ["optimized", "reference"])
+def test_a_judged_run_is_like_any_other_and_leaves_a_log(
+    run: Run, tiny_path: Path, tmp_path: Path, engine: str
+) -> None:
+    log = tmp_path / "log"
+    options = ("one", "two", "--model", tiny_path, "--n", 2, "--temperature", 1, "--engine", engine, "--max-tokens", 9)
+    judged = answer(run, *options, "--self-check", "--trace", log, "--block-size", 4)
+    assert judged["outputs"] == answer(run, *options, "--block-size", 4)["outputs"]
+    assert (judged["self_checked"], judged["num_blocks"]) == (True, 256)
+    checked = run("trace", "check", log)
+    assert checked.exit_code == 0
+    assert f" events of {engine}: every one of " in checked.stdout
+
+
+def test_a_broken_engine_is_told_by_the_rule(run: Run, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool forgets that a second table entry is a second holder."""
+    monkeypatch.setattr("optimized.pool.BlockPool.share", lambda pool, table: None)
+    result = run("generate", "one", "--model", tiny_path, "--n", 2, "--max-tokens", 9, "--self-check")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("ALLOC-2 does not hold: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("engine", ["optimized", "reference"])
+def test_a_model_without_numbers_fails_with_a_sentence(
+    run: Run, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    def spoiled(path: Path) -> Checkpoint:
+        checkpoint = load_checkpoint(path)
+        norm = "model.norm.weight"
+        return replace(checkpoint, tensors={**checkpoint.tensors, norm: checkpoint.tensors[norm] * math.nan})
+
+    monkeypatch.setattr("optimized.llm.load_checkpoint", spoiled)
+    result = run("generate", "one", "--engine", engine, "--model", tiny_path)
+    assert result.exit_code == 1
+    assert "there is no token to choose" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_answer_without_a_limit_is_as_long_as_fits(run: Run, tiny_path: Path) -> None:
+    found = answer(run, "hello", "--model", tiny_path, "--seed", 3, "--temperature", 1)
+    assert found["usage"]["total_tokens"] <= 64
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--temperature", -1), "temperature is -1.0, it must be a number from 0 to inf"),
+        (("--max-tokens", 0), "max_tokens is 0, it must be a whole number from 1 to"),
+        (
+            ("--max-tokens", 999),
+            "max_tokens is 999, it must be at most max_model_len (64) together with the prompt (8)",
+        ),
+        (("--n", 5, "--max-num-seqs", 4), "n is 5, it must be at most max_num_seqs (4)"),
+        (("--engine", "fast"), "engine is 'fast', it must be optimized or reference"),
+        (("--block-size", 0), "block_size is 0, it must be a whole number, at least 1"),
+        (
+            ("--num-gpu-blocks-override", 1, "--max-tokens", 30),
+            "the request needs room for 37 tokens, the cache has 16",
+        ),
+        (("--kv-cache-memory-bytes", 9), "kv_cache_memory_bytes is 9, it must be at least one block, 4,096 bytes"),
+        (("--seed", -1), "seed is -1, it must be a whole number, at least 0"),
+        (("--trace", "/no/such/folder/log"), "/no/such/folder/log.part: No such file or directory"),
+        (
+            ("--model", "no-such-model"),
+            "there is no file or folder 'no-such-model': pass a .gguf file or a folder with",
+        ),
+        (("--model", __file__), "this is not a model: pass a .gguf file or a folder with"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["optimized", "reference"])
+def test_a_mistake_is_one_sentence(
+    run: Run, tiny_path: Path, engine: str, options: tuple[object, ...], said: str
+) -> None:
+    if "kv_cache_memory_bytes" in said and engine == "reference":
+        said = said.replace("4,096", "8,192")  # float64
+    if "max_tokens is 999" in said and engine == "reference":
+        said = "prompt is '8 tokens', it must be at most"
+    result = run("generate", "hello", "--engine", engine, "--model", tiny_path, *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_a_damaged_model_is_refused_by_name(run: Run, tiny_path: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_path.read_bytes()[:5000])
+    result = run("generate", "hello", "--model", cut)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{cut}: ")
+    assert len(result.stderr.splitlines()) == 1

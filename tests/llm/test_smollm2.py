@@ -1,0 +1,130 @@
+"""The default model answers; both engines say what transformers says, but where the numbers are too close to tell."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimized import LLM, SamplingParams
+from optimized.checkpoint import Checkpoint
+from reference import ReferenceModelEngine
+from spec.vocabulary import Config, Request
+from tests.models.test_llama import dense_logits
+
+RECORDED = json.loads((Path(__file__).parent.parent / "models" / "smollm2_greedy.json").read_text())
+CASES: list[dict[str, Any]] = RECORDED["cases"]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+def test_the_capital_of_france_is_paris(smollm2_llm: LLM) -> None:
+    [answer] = smollm2_llm.chat(QUESTION, GREEDY)
+    [output] = answer.outputs
+    assert (output.text, output.finish_reason) == ("The capital of France is Paris.", "stop")
+    assert output.token_ids == CASES[0]["token_ids"]
+    assert answer.prompt == CASES[0]["rendered"]
+
+
+def test_four_samples_store_their_prompt_once(smollm2: Checkpoint) -> None:
+    llm = LLM(smollm2, num_gpu_blocks_override=24)
+    [answer] = llm.chat(QUESTION, SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=4))
+    assert len({tuple(output.token_ids) for output in answer.outputs}) > 1
+    stats = llm.stats()
+    assert len(answer.prompt_token_ids) == 37
+    assert (stats.blocks_prompt_shared, stats.blocks_copied) == (3, 3)
+
+
+def test_streaming_ends_in_the_text_that_comes_at_once(smollm2_llm: LLM) -> None:
+    smollm2_llm.add_request("a", smollm2_llm.chat_prompt(QUESTION), GREEDY)
+    texts = []
+    while smollm2_llm.has_unfinished_requests():
+        texts += [answer.outputs[0].text for answer in smollm2_llm.step()]
+    assert texts[:2] == ["The", "The capital"]
+    assert texts[-1] == "The capital of France is Paris."
+
+
+def test_a_stop_string_that_spans_tokens_is_never_shown(smollm2_llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, stop=["France is Par"])
+    [output] = smollm2_llm.chat(QUESTION, params)[0].outputs
+    assert (output.text, output.stop_reason) == ("The capital of ", "France is Par")
+
+
+def test_preemption_changes_no_text(smollm2: Checkpoint, smollm2_llm: LLM) -> None:
+    prompts = [case["prompt_token_ids"] for case in CASES[7:10]]  # 9, 13 and 17 tokens
+    params = SamplingParams(temperature=0.0, max_tokens=7)
+    tight = LLM(smollm2, block_size=4, num_gpu_blocks_override=13)
+    answers = tight.generate(prompts, params)
+    assert tight.stats().num_preemptions > 0
+    expected = smollm2_llm.generate(prompts, params)
+    assert [answer.outputs for answer in answers] == [answer.outputs for answer in expected]
+
+
+# --- two engines and transformers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def optimized_tokens(smollm2_llm: LLM) -> list[list[int]]:
+    """What the optimized engine says to all prompts in one batch."""
+    params = SamplingParams(temperature=0.0, max_tokens=RECORDED["num_tokens"])
+    answers = smollm2_llm.generate([case["prompt_token_ids"] for case in CASES], params)
+    return [answer.outputs[0].token_ids for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def reference_tokens(smollm2: Checkpoint) -> list[list[tuple[int, float]]]:
+    """What the reference engine says, and before each token the margin of its two best logits in float64."""
+    engine = ReferenceModelEngine(smollm2.arrays(), smollm2.config, Config(num_blocks=64, max_num_batched_tokens=128))
+    for index, case in enumerate(CASES):
+        prompt = tuple(case["prompt_token_ids"])
+        engine.add(Request(index, prompt, RECORDED["num_tokens"], (index,), smollm2.config.eos_token_ids))
+    said: list[list[tuple[int, float]]] = [[] for _ in CASES]
+    while engine.engine.has_work:
+        for event in engine.step().emitted:
+            second, first = np.partition(engine.device.last_logits[event.seq], -2)[-2:]
+            said[event.seq].append((event.tokens[0], float(first - second)))
+    return said
+
+
+@pytest.fixture(scope="module")
+def logit_bound(smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]]) -> float:
+    """Twice the largest difference that float32 makes to a logit, with dense attention, over the same positions."""
+    arrays, largest = smollm2.arrays(), 0.0
+    for case, said in zip(CASES, reference_tokens, strict=True):
+        token_ids = [*case["prompt_token_ids"], *(token for token, _ in said[:-1])]
+        rounded, exact = (dense_logits(smollm2.config, arrays, token_ids, dtype) for dtype in (np.float32, np.float64))
+        largest = max(largest, float(np.abs(rounded - exact)[-len(said) :].max()))
+    return 2 * largest
+
+
+def unexplained(
+    said: list[list[int]], reference: list[list[tuple[int, float]]], bound: float
+) -> Iterator[tuple[str, int, float]]:
+    """Where an answer first leaves the reference's although the margin there is beyond the bound."""
+    for case, tokens, expected in zip(CASES, said, reference, strict=True):
+        for position, (token, margin) in enumerate(expected):
+            if position >= len(tokens) or tokens[position] != token:
+                if margin > bound:
+                    yield case["prompt"], position, margin
+                break
+
+
+@pytest.mark.slow
+def test_both_engines_say_the_same(
+    optimized_tokens: list[list[int]], reference_tokens: list[list[tuple[int, float]]], logit_bound: float
+) -> None:
+    assert 0.0 < logit_bound < 0.01  # a bound that explains everything would show nothing
+    assert list(unexplained(optimized_tokens, reference_tokens, logit_bound)) == []
+
+
+@pytest.mark.slow
+def test_transformers_says_the_same(
+    optimized_tokens: list[list[int]], reference_tokens: list[list[tuple[int, float]]], logit_bound: float
+) -> None:
+    recorded = [case["token_ids"] for case in CASES]
+    assert list(unexplained(recorded, reference_tokens, logit_bound)) == []
+    smallest = min(margin for said in reference_tokens for _, margin in said)
+    assert smallest > logit_bound, "some margin lies within the bound: the next line is too strict"
+    assert optimized_tokens == recorded

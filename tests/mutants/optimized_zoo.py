@@ -1,0 +1,136 @@
+"""Sabotaged optimized engines: faults in the pool, the scheduler, the plan and the prefix cache."""
+
+from tests.mutants.sabotage import Mutant
+
+_POOL, _SCHEDULER, _PLAN, _CACHE, _DEVICE, _WAITING = (
+    f"{name}.py" for name in ("pool", "scheduler", "plan", "prefix_cache", "symbolic_device", "waiting")
+)
+
+
+def _fault(name: str, file: str, old: str, new: str, rule: str, row: str) -> Mutant:
+    return Mutant(name, "optimized", file, old, new, rule, row)
+
+
+OPTIMIZED_ZOO = [
+    _fault(
+        "the fast path writes a block that somebody shares",
+        _SCHEDULER,
+        "if count == 1 and computed % block_size and budget and ref_count[seq.table[-1]] == 1:",
+        "if count == 1 and computed % block_size and budget:",
+        "COW-2",
+        "B-055",
+    ),
+    _fault(
+        "a freed block goes to the free list twice",
+        _POOL,
+        "            self.num_free += 1\n        elif count == 1:",
+        "            self.num_free += 2\n        elif count == 1:",
+        "SCHED-11",
+        "B-002",
+    ),
+    _fault(
+        "a block that is hit in the free list stays there",
+        _POOL,
+        "        if count == 0:\n            self._unlink(block)\n            self.num_free -= 1",
+        "        if count == 0:\n            self.num_free -= 1",
+        "ALLOC-3",
+        "B-093",
+    ),
+    _fault(
+        "the source of a copy loses its holder before the copy",
+        _POOL,
+        "        self.holds[block] = self.holds.get(block, 0) + 1",
+        "        self.holds[block] = self.holds.get(block, 0) + 1\n        self.drop_holder(block)",
+        "ALLOC-2",
+        "B-019",
+    ),
+    _fault(
+        "the watermark is ignored",
+        _SCHEDULER,
+        "- (self.config.watermark_blocks if self.running else 0)\n        wanted",
+        "\n        wanted",
+        "SCHED-11",
+        "B-123",
+    ),
+    _fault(
+        "the watermark also holds for an empty engine",
+        _SCHEDULER,
+        "- (self.config.watermark_blocks if self.running else 0)\n        wanted",
+        "- self.config.watermark_blocks\n        wanted",
+        "SCHED-9",
+        "B-150",
+    ),
+    _fault(
+        "the last slot of a chunk is the next block's first",
+        _PLAN,
+        "        # The token goes into the last block: a table has no more than the step needs (TABLE-1).\n"
+        "        slot_mapping=tuple([t[-1] * block_size + p % block_size",
+        "        slot_mapping=tuple([t[-1] * block_size + (p + 1) % block_size",
+        "TABLE-2",
+        "B-030",
+    ),
+    _fault(
+        "the lengths leave out the tokens of this step",
+        _PLAN,
+        "seq_lens=tuple([seq.num_computed + seq.num_scheduled for seq in scheduled])",
+        "seq_lens=tuple([max(1, seq.num_computed) for seq in scheduled])",
+        "ATTN-2",
+        "B-139",
+    ),
+    _fault(
+        "a block taken for something else can still be found",
+        _POOL,
+        "            if self.cache is not None:\n                self.cache.evict(block)\n",
+        "",
+        "CACHE-6",
+        "B-092",
+    ),
+    _fault(
+        "nothing is ever hit",
+        _SCHEDULER,
+        "        if self.cache is None or seq.host_table:\n            return []\n",
+        "        if True:\n            return []\n",
+        "CACHE-12",
+        "B-103",
+    ),
+    _fault(
+        "a half-filled block is published",
+        _SCHEDULER,
+        "for index in range(first, seq.num_computed // block_size):",
+        "for index in range(first, len(seq.table)):",
+        "CACHE-6",
+        "B-098",
+    ),
+    _fault(
+        "salts are ignored",
+        _CACHE,
+        "root = self._roots.get(salt)",
+        "salt = ''\n        root = self._roots.get(salt)",
+        "CACHE-7",
+        "B-084",
+    ),
+    _fault(
+        "an abort of a waiting request leaves it in the queue",
+        _SCHEDULER,
+        "            else:\n                self.waiting.remove(request)",
+        "            else:\n                pass",
+        "SCHED-3",
+        "B-170",
+    ),
+    _fault(
+        "a swapped table comes back in the wrong order",
+        _SCHEDULER,
+        "seq.table = self.pool.take_many(len(seq.host_table))",
+        "seq.table = self.pool.take_many(len(seq.host_table))[::-1]\n        seq.host_table = seq.host_table[::-1]",
+        "SAMPLE-1",
+        "B-129",
+    ),
+    _fault(
+        "the cache is reset while its blocks are in use",
+        _SCHEDULER,
+        "            if self._num_in_use(blocks):\n                return False\n",
+        "",
+        "CACHE-10",
+        "B-102",
+    ),
+]

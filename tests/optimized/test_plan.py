@@ -1,0 +1,80 @@
+"""A plan is a value: it goes through JSON, and between schedule and commit anything may happen."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from optimized.capacity import num_blocks_for
+from optimized.engine import EngineCore, SymbolicEngine
+from optimized.plan import Plan
+from optimized.symbolic_device import SymbolicDevice
+from spec.conformance.judge import Follower
+from spec.engine import InvalidField
+from spec.vocabulary import Config, Request
+from tests.optimized.driver import Caller, config_for, next_token
+
+TIGHT = Config(num_blocks=4, block_size=2, max_num_seqs=4, max_num_batched_tokens=6, max_model_len=16)
+
+
+def plans(seed: int) -> Iterator[Plan]:
+    """The plans of a random run."""
+    made: list[Plan] = []
+
+    class Recorder(SymbolicDevice):
+        def run(self, plan: Plan) -> object:
+            made.append(plan)
+            return super().run(plan)
+
+    config = config_for(seed, SymbolicEngine.profile.capabilities)
+    engine = SymbolicEngine(config)
+    engine.device = engine.core.device = Recorder(config.block_size, next_token)
+    Caller(config, [engine], seed).run(num_calls=60)
+    yield from made
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_plan_is_the_same_after_json(seed: int) -> None:
+    for plan in plans(seed):
+        again = Plan.from_json(plan.to_json())
+        assert again == plan
+        assert hash(again) == hash(plan)
+
+
+def test_an_abort_between_schedule_and_commit_ends_with_the_step() -> None:
+    device = SymbolicDevice(TIGHT.block_size, next_token)
+    core = EngineCore(TIGHT, device, Follower(TIGHT, "optimized"))
+    core.add(Request(0, (0, 1), max_tokens=3, seq_ids=(0, 1)))
+    core.add(Request(1, (0,), max_tokens=3, seq_ids=(2,)))
+    plan = core.schedule()
+    core.abort(0)
+    assert core.snapshot().running == (0, 1)  # ALLOC-5: the device may still touch its blocks
+    core.commit(plan, device.run(plan))
+    assert core.snapshot().running == (1,)
+    assert core.scheduler.pool.num_free == 3
+
+
+def test_a_request_that_comes_between_schedule_and_commit_waits() -> None:
+    device = SymbolicDevice(TIGHT.block_size, next_token)
+    core = EngineCore(TIGHT, device, Follower(TIGHT, "optimized"))
+    core.add(Request(0, (0, 1, 0), max_tokens=3, seq_ids=(0,)))
+    plan = core.schedule()
+    core.add(Request(1, (0,), max_tokens=3, seq_ids=(2,)))
+    core.commit(plan, device.run(plan))
+    assert core.snapshot().waiting == (1,)
+
+
+def test_a_sequence_may_be_released_alone() -> None:
+    core = EngineCore(TIGHT, SymbolicDevice(TIGHT.block_size, lambda seq, prefix: 0), Follower(TIGHT, "optimized"))
+    core.add(Request(0, (0, 1), max_tokens=3, seq_ids=(0, 1)))
+    core.step()
+    core.release(0)
+    assert list(core.snapshot().seqs) == [1]
+    core.release(1)
+    assert not core.has_work
+    assert core.scheduler.pool.num_free == TIGHT.num_blocks
+
+
+@pytest.mark.parametrize("fraction", [0.0, -1.0, 1.5, float("nan")])
+def test_a_fraction_of_the_memory_is_one(fraction: float) -> None:
+    with pytest.raises(InvalidField):
+        num_blocks_for(1000, fraction, weights=0, activation_peak=0, bytes_per_block=10)

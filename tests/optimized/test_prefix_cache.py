@@ -1,0 +1,111 @@
+"""The prefix cache by itself: what is found is the same prefix under the same salt, whatever the digests say."""
+
+import random
+
+import pytest
+
+from optimized.engine import EngineCore
+from optimized.prefix_cache import PrefixCache, Record
+from optimized.symbolic_device import SymbolicDevice
+from spec.vocabulary import CacheKey, Config, Request, Token
+from tests.optimized.driver import next_token
+
+
+def published(cache: PrefixCache, tokens: list[Token], blocks: list[int], salt: str = "") -> list[Record]:
+    chain = [cache.root(salt)]
+    for index, block in enumerate(blocks):
+        cache.publish(chain, tokens, index, block)
+    return chain
+
+
+def test_cache_5_the_longest_prefix_is_found() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 2, 3, 4, 5, 6], [4, 2, 7])
+    assert cache.find([cache.root("")], [1, 2, 3, 4, 9, 9], limit=3) == [4, 2]
+    assert cache.key_of(2) == CacheKey((1, 2, 3, 4))
+
+
+def test_another_salt_finds_nothing() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 2], [4], salt="a")
+    assert cache.find([cache.root("b")], [1, 2], limit=1) == []
+    assert cache.find([cache.root("a")], [1, 2], limit=1) == [4]
+
+
+def test_cache_8_a_second_block_with_the_same_key_is_not_published() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 2], [4])
+    assert not cache.publish([cache.root("")], [1, 2], 0, block=5)
+
+
+def test_a_child_stays_true_when_its_parent_is_evicted_and_comes_back_elsewhere() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 2, 3, 4], [4, 5])
+    cache.evict(4)
+    assert cache.find([cache.root("")], [1, 2, 3, 4], limit=2) == []
+    assert cache.key_of(5) == CacheKey((1, 2, 3, 4))
+    chain = published(cache, [1, 2], [6])
+    assert cache.find(chain, [1, 2, 3, 4], limit=2) == [6, 5]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cache_3_a_collision_never_shows_foreign_tokens(seed: int) -> None:
+    """With a digest of one bit, nearly everything collides: hits are missed, and none is wrong."""
+    rng = random.Random(seed)
+    cache = PrefixCache(num_blocks=16, block_size=2, root=b"", digest=lambda data: bytes([sum(data) % 2]))
+    for block in range(16):
+        if rng.random() < 0.3:
+            cache.evict(rng.randrange(16))
+        tokens = [rng.randint(0, 2) for _ in range(6)]
+        chain = [cache.root(rng.choice("ab"))]
+        for index in range(3):
+            if cache.publish(chain, tokens, index, block):
+                break
+        wanted = [rng.randint(0, 2) for _ in range(6)]
+        salt = rng.choice("ab")
+        for index, found in enumerate(cache.find([cache.root(salt)], wanted, limit=3)):
+            assert cache.key_of(found) == CacheKey(tuple(wanted[: 2 * index + 2]), salt)
+
+
+def test_tokens_of_any_size_are_kept() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 1 << 40, 3, 4], [4, 5])
+    assert cache.key_of(5) == CacheKey((1, 1 << 40, 3, 4))
+
+
+def test_salts_that_nobody_uses_any_more_leave_nothing_behind() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    for salt in range(100):
+        published(cache, [1, 2], [4], salt=str(salt))
+        cache.evict(4)
+    assert len(cache._roots) == 0
+
+
+def test_two_processes_have_different_digests() -> None:
+    assert PrefixCache(1, 2).root("").digest != PrefixCache(1, 2).root("").digest
+    assert PrefixCache(1, 2, root=b"", model="a").root("").digest != PrefixCache(1, 2, root=b"").root("").digest
+
+
+def test_statistics_count_each_admission_once() -> None:
+    config = Config(num_blocks=16, block_size=2, prefix_cache=True, max_num_batched_tokens=4)
+    core = EngineCore(config, SymbolicDevice(config.block_size, next_token))
+    for request_id in range(3):
+        core.add(Request(request_id, (1, 2, 3, 4, 5), max_tokens=2, seq_ids=(request_id,)))
+        while core.has_work:
+            core.step()
+    stats = core.stats()
+    assert (stats["num_cache_queries"], stats["num_cache_hits"]) == (3, 2)
+    assert (stats["num_queried_tokens"], stats["num_hit_tokens"]) == (15, 8)
+
+
+def test_a_later_turn_finds_the_answer_of_the_earlier_one() -> None:
+    config = Config(num_blocks=16, block_size=2, prefix_cache=True)
+    core = EngineCore(config, SymbolicDevice(config.block_size, lambda seq, prefix: 7))
+    core.add(Request(0, (1, 2, 3), max_tokens=4, seq_ids=(0,)))
+    while core.has_work:
+        core.step()
+    core.add(Request(1, (1, 2, 3, 7, 7, 7, 7, 5), max_tokens=1, seq_ids=(1,)))
+    core.step()
+    assert core.stats()["num_hit_tokens"] == 6
+    assert core.reset_cache()
+    assert core.stats()["num_cached_blocks"] == 0

@@ -1,0 +1,276 @@
+"""The executable model as an engine: it decides as plainly as the rules allow, and does what the transitions say."""
+
+from dataclasses import replace
+
+from spec.attention import first_visible
+from spec.block_table import first_kept, room, slots_of
+from spec.engine import (
+    Admission,
+    Capability,
+    EvictionOrder,
+    InvalidRequest,
+    Profile,
+    StepReport,
+    TokenSource,
+    UnknownId,
+)
+from spec.prefix_cache import find, key_of, longest_hit
+from spec.replay import step
+from spec.scheduler import (
+    admission,
+    budget_left,
+    ends,
+    fits_alone,
+    is_servable,
+    names_are_new,
+    seats_taken,
+    seq_ids_in_use,
+)
+from spec.sharing import growth, must_copy
+from spec.vocabulary import (
+    Abort,
+    Add,
+    AdmissionRule,
+    Admit,
+    Allocate,
+    Append,
+    Begin,
+    BlockId,
+    Complete,
+    Config,
+    Copy,
+    Event,
+    Finish,
+    FinishReason,
+    Fork,
+    Hit,
+    Preempt,
+    Publish,
+    Read,
+    Recovery,
+    Request,
+    RequestId,
+    Reset,
+    SeqId,
+    Slide,
+    State,
+    Submit,
+    SwapIn,
+    SwapOut,
+    Write,
+    initial_state,
+    seqs_of,
+)
+
+PROFILE = Profile(
+    name="model",
+    capabilities=frozenset(Capability) - {Capability.OVERLAP, Capability.ROLLBACK},
+    eviction_order=EvictionOrder.LRU,
+    admission_rules=tuple(AdmissionRule),
+)
+
+
+class ModelEngine:
+    """An engine that is nothing but a state of the specification and the events that change it."""
+
+    def __init__(self, config: Config) -> None:
+        self.state = initial_state(config)
+        self.done: list[Event] = []
+
+    @property
+    def profile(self) -> Profile:
+        return PROFILE
+
+    def add(self, request: Request) -> None:
+        if not (names_are_new(self.state, request) and is_servable(self.state.config, request)):
+            raise InvalidRequest(f"request {request.request_id} can never be served, or its ids are in use")
+        self._do(Add(request))
+
+    def fork(self, parent: SeqId, child: SeqId) -> Admission:
+        if parent not in self.state.seqs:
+            raise UnknownId("sequence", parent)
+        seq = self.state.seqs[parent]
+        if (
+            child in seq_ids_in_use(self.state)
+            or seq.request_id not in self.state.running
+            or seq.num_output_tokens == 0
+        ):
+            raise InvalidRequest(f"sequence {parent} cannot be forked into {child}")
+        num_seqs = len(tuple(seqs_of(self.state, seq.request_id))) + 1
+        if not fits_alone(self.state.config, self.state.requests[seq.request_id], num_seqs):
+            return Admission.NEVER
+        if seats_taken(self.state) == self.state.config.max_num_seqs:
+            return Admission.LATER
+        self._do(Fork(parent, child))
+        return Admission.NOW
+
+    def abort(self, request_id: RequestId) -> None:
+        if request_id in self.state.requests:
+            self._do(Abort(request_id))
+
+    def reset_cache(self) -> bool:
+        if any(self.state.ref_count[block] for block in self.state.cached):
+            return False
+        self._do(Reset())
+        return True
+
+    def snapshot(self) -> State:
+        """What an engine would know: everything but the contents."""
+        return replace(self.state, cells={}, host_cells={})
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        if not self.state.requests:
+            return StepReport()
+        self.done = []
+        self._do(Begin(1))
+        self._serve_running()
+        self._serve_waiting()
+        self._do(Submit(1))
+        for seq_id in tuple(self.state.flights[1].scheduled):
+            self._compute(seq_id)
+        self._sample(token_source)
+        self._do(Complete(1))
+        return StepReport(
+            device=tuple(e for e in self.done if isinstance(e, Write | Read | Copy | SwapOut | SwapIn)),
+            emitted=tuple(e for e in self.done if isinstance(e, Append)),
+            preempted=tuple(e for e in self.done if isinstance(e, Preempt)),
+            finished=tuple(e for e in self.done if isinstance(e, Finish)),
+        )
+
+    def _do(self, event: Event) -> None:
+        self.state = step(self.state, event)
+        self.done.append(event)
+
+    # Scheduling
+
+    def _serve_running(self) -> None:
+        for request_id in self.state.running:
+            if request_id not in self.state.running or not self._serve(request_id):
+                return
+
+    def _serve_waiting(self) -> None:
+        while self.state.waiting and not self.state.flights[1].preempting:
+            head = self.state.waiting[0]
+            if admission(self.state, head, self._budget()) is not Admission.NOW:
+                return
+            self._do(Admit(head))
+            for seq_id in tuple(seqs_of(self.state, head)):
+                if seq_id in self.state.host_tables:
+                    self._do(SwapIn(seq_id, self._free(len(self.state.host_tables[seq_id]))))
+            if not self._serve(head):
+                return
+
+    def _serve(self, request_id: RequestId) -> bool:
+        """Room for all sequences of the request. False if it became a victim itself."""
+        return all(self._make_room(seq_id) for seq_id in tuple(seqs_of(self.state, request_id)))
+
+    def _make_room(self, seq_id: SeqId) -> bool:
+        if self._budget() == 0 or room(self.state.seqs[seq_id]) == self.state.seqs[seq_id].num_tokens:
+            return True
+        while self._num_taken(seq_id) > len(self.state.free):
+            victim = self.state.running[-1]
+            self._preempt(victim)
+            if victim == self.state.seqs[seq_id].request_id:
+                return False
+        if hits := self._hits(seq_id):
+            self._do(Hit(seq_id, hits))
+        if (shared := self._shared_tail(seq_id)) is not None:
+            source = self.state.block_tables[seq_id][shared]
+            self._do(Copy(seq_id, shared, source, self._free(1)[0]))
+        num_tokens = self._num_next(seq_id)
+        blocks = self._free(growth(self.state, seq_id, room(self.state.seqs[seq_id]) + num_tokens))
+        self._do(Allocate(seq_id, num_tokens, blocks))
+        return True
+
+    def _num_taken(self, seq_id: SeqId) -> int:
+        """The free blocks that the sequence takes: unused ones that it hits, a copy, new ones."""
+        hits = self._hits(seq_id)
+        after_hit = step(self.state, Hit(seq_id, hits)) if hits else self.state
+        unused = sum(1 for block in hits if self.state.ref_count[block] == 0)
+        there = room(after_hit.seqs[seq_id])
+        num_tokens = min(after_hit.seqs[seq_id].num_tokens - there, self._budget())
+        copies = 0 if self._shared_tail(seq_id) is None else 1
+        return unused + copies + growth(after_hit, seq_id, there + num_tokens)
+
+    def _num_next(self, seq_id: SeqId) -> int:
+        return min(self.state.seqs[seq_id].num_tokens - room(self.state.seqs[seq_id]), self._budget())
+
+    def _hits(self, seq_id: SeqId) -> tuple[BlockId, ...]:
+        is_new = not self.state.block_tables.get(seq_id) and self.state.seqs[seq_id].num_computed_tokens == 0
+        if not self.state.config.prefix_cache or not is_new:
+            return ()
+        keys = (key_of(self.state, seq_id, index) for index in range(longest_hit(self.state, seq_id)))
+        return tuple(block for key in keys if (block := find(self.state, key)) is not None)
+
+    def _shared_tail(self, seq_id: SeqId) -> int | None:
+        """The entry that the next token would write to, if it has to be copied first."""
+        seq, size = self.state.seqs[seq_id], self.state.config.block_size
+        index = room(seq) // size - seq.num_dropped_blocks
+        table = self.state.block_tables[seq_id]
+        return index if room(seq) % size and index < len(table) and must_copy(self.state, table[index]) else None
+
+    def _preempt(self, request_id: RequestId) -> None:
+        seq_ids = tuple(seqs_of(self.state, request_id))
+        tables = {i: self.state.block_tables.get(i, ()) for i in seq_ids}
+        fits = sum(map(len, tables.values())) <= len(self.state.host_free)
+        planned = any(self.state.seqs[i].num_scheduled_tokens for i in seq_ids)
+        if self.state.config.recovery is Recovery.SWAP and fits and not planned:
+            for seq_id in filter(tables.get, seq_ids):
+                self._do(SwapOut(seq_id, self.state.host_free[: len(tables[seq_id])]))
+        self._do(Preempt(request_id))
+
+    def _budget(self) -> int:
+        return budget_left(self.state, self.state.flights[1])
+
+    def _free(self, count: int) -> tuple[BlockId, ...]:
+        """The next free blocks, those that have been free longest."""
+        return self.state.free[:count]
+
+    # The device, and what comes after it
+
+    def _compute(self, seq_id: SeqId) -> None:
+        seq, config = self.state.seqs[seq_id], self.state.config
+        start, stop = seq.num_computed_tokens, room(seq)
+        self._do(Write(seq_id, start, slots_of(self.state, seq_id, start, stop)))
+        first = max(first_kept(seq, config.block_size), first_visible(start, config.window))
+        self._do(Read(seq_id, slots_of(self.state, seq_id, first, stop), first))
+
+    def _sample(self, token_source: TokenSource) -> None:
+        scheduled = self.state.flights[1].scheduled
+        complete = [i for i in scheduled if self.state.seqs[i].num_computed_tokens == self.state.seqs[i].num_tokens]
+        for seq_id in scheduled:
+            self._publish(seq_id)
+            self._slide(seq_id)
+        children = {i: self._unborn(i) for i in complete}
+        for parent, unborn in children.items():
+            for child in unborn:
+                self._do(Fork(parent, child))
+        for seq_id in [each for parent, unborn in children.items() for each in (parent, *unborn)]:
+            self._do(Append(seq_id, (token_source(seq_id, self.state.seqs[seq_id].tokens),)))
+        for event in [e for e in self.done if isinstance(e, Append)]:
+            if ends(self.state, event.seq):
+                stops = self.state.requests[self.state.seqs[event.seq].request_id].stop_token_ids
+                self._do(Finish(event.seq, FinishReason.STOP if event.tokens[0] in stops else FinishReason.LENGTH))
+
+    def _unborn(self, seq_id: SeqId) -> tuple[SeqId, ...]:
+        request = self.state.requests[self.state.seqs[seq_id].request_id]
+        is_first = seq_id == request.seq_ids[0] and self.state.seqs[seq_id].num_output_tokens == 0
+        return tuple(i for i in request.seq_ids if i not in self.state.seqs) if is_first else ()
+
+    def _publish(self, seq_id: SeqId) -> None:
+        seq = self.state.seqs[seq_id]
+        full = seq.num_computed_tokens // self.state.config.block_size if self.state.config.prefix_cache else 0
+        for index in range(seq.num_dropped_blocks, full):
+            if find(self.state, key_of(self.state, seq_id, index)) is None:
+                self._do(Publish(seq_id, index))
+
+    def _slide(self, seq_id: SeqId) -> None:
+        seq, config = self.state.seqs[seq_id], self.state.config
+        passed = first_visible(seq.num_computed_tokens, config.window) // config.block_size - seq.num_dropped_blocks
+        if passed > 0:
+            self._do(Slide(seq_id, passed))
+
+
+def make_engine(config: Config) -> ModelEngine:
+    """An empty engine with these limits."""
+    return ModelEngine(config)

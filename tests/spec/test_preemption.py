@@ -1,0 +1,187 @@
+"""Preemption and both recoveries: nothing is lost, nothing is in two places."""
+
+from dataclasses import replace
+
+from spec.broken import (
+    ALICE,
+    ALONE,
+    BOB,
+    EMPTY,
+    EQUALS,
+    FULL,
+    STEP_2,
+    SWAPPED,
+    WAITING,
+    follow,
+    stored,
+)
+from spec.vocabulary import (
+    Abort,
+    Add,
+    Admit,
+    Allocate,
+    Begin,
+    Observe,
+    Preempt,
+    Release,
+    Slide,
+    SwapIn,
+    SwapOut,
+    initial_state,
+)
+from tests.spec.states import allows, bites, fails, forbids, holds
+
+
+def test_a_preempted_request_starts_again_with_all_its_tokens() -> None:
+    state = follow(FULL, Preempt(1))
+    assert state.seqs[1].tokens == (6, 7)
+    assert state.seqs[1].num_computed_tokens == 0
+    assert (state.waiting, state.running, state.num_preemptions) == ((1,), (0,), {1: 1})
+    assert state.free == (1,)
+
+
+def test_a_swapped_request_keeps_what_it_has_computed() -> None:
+    state = follow(FULL, SwapOut(1, (0,)), Preempt(1))
+    assert state.seqs[1].num_computed_tokens == 1
+    assert state.host_tables == {1: (0,)} and state.host_cells == {0: (6,)}
+
+
+def test_a_preempted_request_waits_before_everybody_who_came_later() -> None:
+    carol = replace(BOB, request_id=2, seq_ids=(2,))
+    assert follow(FULL, Add(carol), Preempt(1)).waiting == (1, 2)
+
+
+def test_a_plan_forgets_its_victim() -> None:
+    state = follow(WAITING, Begin(1), Admit(0), Allocate(0, 1, (0,)), Preempt(0))
+    assert state.flights[1].scheduled == {}
+    assert state.flights[1].preempting
+
+
+def test_swapping_out_and_in_changes_blocks_only() -> None:
+    state = follow(SWAPPED, SwapIn(0, (2,)))
+    assert state.block_tables == {0: (2,)} and state.cells == {2: (5,)}
+    assert state.host_tables == {1: (1,)} and state.host_free == (0,) and state.host_cells == {1: (5,)}
+
+
+def test_an_aborted_request_leaves_nothing() -> None:
+    assert follow(EMPTY, Add(ALICE), Abort(0)) == EMPTY
+    state = follow(STEP_2, Abort(0))
+    assert not (state.seqs or state.requests or state.running or state.block_tables or state.cells)
+    assert sorted(state.free) == [0, 1, 2]
+
+
+def test_an_aborted_swapped_sequence_gives_its_host_blocks_back() -> None:
+    state = follow(SWAPPED, Release(0))
+    assert state.host_free == (0,) and state.host_cells == {1: (5,)}
+
+
+def test_preempt_1_the_newest_goes_first() -> None:
+    allows("PREEMPT-1", FULL, Preempt(1))
+    bites("PREEMPT-1")
+
+
+def test_preempt_1_a_waiting_request_is_no_victim() -> None:
+    forbids("PREEMPT-1", WAITING, Preempt(0))
+
+
+def test_preempt_2_a_waiting_request_holds_nothing() -> None:
+    holds("PREEMPT-2", follow(FULL, Preempt(1)))
+    bites("PREEMPT-2")
+
+
+def test_preempt_2_no_block_and_no_plan() -> None:
+    waiting = follow(FULL, Preempt(1))
+    fails("PREEMPT-2", replace(waiting, block_tables={**waiting.block_tables, 1: (1,)}))
+    planned = replace(waiting.seqs[1], num_scheduled_tokens=1)
+    fails("PREEMPT-2", replace(waiting, seqs={**waiting.seqs, 1: planned}))
+
+
+def test_preempt_3_what_is_not_stored_is_not_computed() -> None:
+    holds("PREEMPT-3", SWAPPED)
+    bites("PREEMPT-3")
+
+
+def test_preempt_3_a_window_may_leave_nothing_to_store() -> None:
+    tight = initial_state(replace(EMPTY.config, window=1))
+    holds("PREEMPT-3", follow(tight, *stored(0, (5,), (0,)), Slide(0, 1)))
+
+
+def test_preempt_4_no_token_is_lost() -> None:
+    allows("PREEMPT-4", STEP_2, Observe(), leads_to=follow(STEP_2, Preempt(0)))
+    bites("PREEMPT-4")
+
+
+def test_preempt_4_an_output_token_does_not_become_a_prompt_token() -> None:
+    renamed = replace(STEP_2.seqs[0], num_prompt_tokens=2)
+    forbids("PREEMPT-4", STEP_2, Observe(), leads_to=replace(STEP_2, seqs={0: renamed}))
+
+
+def test_preempt_5_somebody_lacks_a_block() -> None:
+    allows("PREEMPT-5", FULL, Preempt(1))
+    bites("PREEMPT-5")
+
+
+def test_preempt_5_one_victim_at_a_time() -> None:
+    forbids("PREEMPT-5", FULL, Preempt(1), Preempt(0))
+
+
+def test_preempt_6_preemptions_are_counted() -> None:
+    preempted = follow(FULL, Preempt(1))
+    allows("PREEMPT-6", preempted, Observe(), leads_to=replace(preempted, num_preemptions={0: 0, 1: 1}))
+    bites("PREEMPT-6")
+
+
+def test_swap_1_a_host_block_has_one_place() -> None:
+    holds("SWAP-1", SWAPPED)
+    bites("SWAP-1")
+
+
+def test_swap_1_never_two_places() -> None:
+    fails("SWAP-1", replace(SWAPPED, host_free=(1,)))
+    fails("SWAP-1", replace(SWAPPED, host_tables={0: (0,), 1: (0,)}, host_free=(1,)))
+
+
+def test_swap_2_only_a_free_host_block_is_taken() -> None:
+    allows("SWAP-2", EQUALS, SwapOut(0, (0,)), SwapOut(1, (1,)))
+    bites("SWAP-2")
+
+
+def test_swap_2_no_host_block_is_taken_twice_at_once() -> None:
+    forbids("SWAP-2", EMPTY, *stored(0, (5, 6), (0, 1)), SwapOut(0, (0, 0)))
+
+
+def test_swap_3_a_host_slot_holds_its_prefix() -> None:
+    holds("SWAP-3", SWAPPED)
+    bites("SWAP-3")
+
+
+def test_swap_3_the_dropped_blocks_of_a_window_are_not_stored() -> None:
+    windowed = initial_state(replace(EMPTY.config, window=2))
+    holds("SWAP-3", follow(windowed, *stored(0, (5, 6), (0, 1)), Slide(0, 1), SwapOut(0, (1,))))
+
+
+def test_swap_4_a_sequence_is_in_one_memory() -> None:
+    holds("SWAP-4", follow(SWAPPED, SwapIn(0, (0,))))
+    bites("SWAP-4")
+
+
+def test_swap_5_a_swap_moves_the_whole_table() -> None:
+    allows("SWAP-5", EMPTY, *stored(0, (5, 6), (0, 1)), SwapOut(0, (1, 0)))
+    bites("SWAP-5")
+
+
+def test_swap_5_each_block_has_a_place_of_its_own() -> None:
+    two = follow(EMPTY, *stored(0, (5, 6), (0, 1)))
+    forbids("SWAP-5", two, SwapOut(0, (0, 0)))
+    allows("SWAP-5", two, SwapOut(0, (0, 1)), SwapIn(0, (2, 0)))
+    forbids("SWAP-5", two, SwapOut(0, (0, 1)), SwapIn(0, (2, 2)))
+
+
+def test_swap_6_host_tables_change_by_events_only() -> None:
+    allows("SWAP-6", SWAPPED, Observe(), leads_to=SWAPPED)
+    bites("SWAP-6")
+
+
+def test_swap_7_what_is_scheduled_is_not_swapped_out() -> None:
+    allows("SWAP-7", ALONE, SwapOut(0, (0,)))
+    bites("SWAP-7")

@@ -1,0 +1,187 @@
+"""The prefix cache: what is named, what is found, what is kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from spec.broken import ALICE, ALONE, EMPTY, EMPTY_PAIRS, EQUALS, PUBLISHED, TAKEN_BACK, UNUSED, follow, stored
+from spec.prefix_cache import find, key_of, longest_hit, salt_of
+from spec.vocabulary import (
+    Add,
+    Allocate,
+    Append,
+    CacheKey,
+    Evict,
+    Hit,
+    Observe,
+    Publish,
+    Release,
+    Reset,
+    Seq,
+    Slide,
+    Start,
+    Write,
+    initial_state,
+)
+from tests.spec.states import allows, bites, fails, forbids, holds
+
+CHAIN = follow(EMPTY, *stored(0, (5, 6), (0, 1)), Publish(0, 0), Publish(0, 1), Release(0))
+"""Two cached blocks, one the continuation of the other, held by nobody."""
+
+
+def test_a_key_is_the_whole_prefix() -> None:
+    state = follow(EMPTY_PAIRS, Start(0, (5, 6, 7, 8)))
+    assert key_of(state, 0, 0) == CacheKey((5, 6))
+    assert key_of(state, 0, 1) == CacheKey((5, 6, 7, 8))
+
+
+def test_the_salt_is_the_requests() -> None:
+    state = follow(EMPTY, Add(replace(ALICE, cache_salt="mine")))
+    assert salt_of(state, state.seqs[0]) == "mine"
+    assert salt_of(ALONE, ALONE.seqs[0]) == ""
+
+
+def test_a_cached_block_is_found_by_its_key() -> None:
+    assert find(CHAIN, CacheKey((5, 6))) == 1
+    assert find(CHAIN, CacheKey((6,))) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hit"), [((5,), 0), ((5, 6), 1), ((5, 6, 7), 2), ((5, 9, 7), 1), ((6, 5, 7), 0)], ids=str
+)
+def test_the_longest_hit_leaves_the_last_token(tokens: tuple[int, ...], hit: int) -> None:
+    assert longest_hit(follow(CHAIN, Start(1, tokens)), 1) == hit
+
+
+def test_a_hit_keeps_contents_and_names() -> None:
+    state = follow(CHAIN, Start(1, (5, 6, 7)), Hit(1, (0, 1)))
+    assert state.cells == CHAIN.cells and state.cached == CHAIN.cached
+    assert state.seqs[1].num_computed_tokens == 2
+    assert state.ref_count == (1, 1, 0)
+
+
+def test_a_taken_block_is_forgotten() -> None:
+    state = follow(UNUSED, Start(1, (8,)), Allocate(1, 1, (0,)))
+    assert state.cached == {} and state.cells == {}
+
+
+def test_a_freed_block_keeps_its_contents_while_it_is_cached() -> None:
+    assert UNUSED.cells == {0: (5,)}
+    assert follow(ALONE, Release(0)).cells == {}
+
+
+def test_an_evicted_block_loses_its_contents() -> None:
+    assert follow(CHAIN, Evict(1)).cells == {0: (5,)}
+    assert follow(CHAIN, Evict(1)).cached == {0: CacheKey((5,))}
+
+
+def test_a_reset_forgets_everything() -> None:
+    assert follow(CHAIN, Reset()).cached == {} == follow(CHAIN, Reset()).cells
+
+
+def test_cache_1_a_cached_block_holds_its_key() -> None:
+    holds("CACHE-1", CHAIN)
+    bites("CACHE-1")
+
+
+def test_cache_1_every_slot_of_the_block_counts() -> None:
+    pair = replace(EMPTY_PAIRS, cached={0: CacheKey((5, 6))}, cells={0: (5,), 1: (5, 6)})
+    holds("CACHE-1", pair)
+    fails("CACHE-1", replace(pair, cells={0: (5,)}))
+    fails("CACHE-1", replace(pair, cells={1: (5, 6)}))
+
+
+def test_cache_1_the_chain_counts() -> None:
+    fails("CACHE-1", replace(CHAIN, cells={0: (5,), 1: (6,)}))
+
+
+def test_cache_2_only_full_blocks_are_cached() -> None:
+    holds("CACHE-2", PUBLISHED)
+    bites("CACHE-2")
+
+
+def test_cache_2_the_empty_prefix_is_no_block() -> None:
+    fails("CACHE-2", replace(EMPTY, cached={0: CacheKey(())}))
+
+
+def test_cache_3_a_hit_takes_the_sequences_own_prefix() -> None:
+    allows("CACHE-3", CHAIN, Start(1, (5, 6, 7)), Hit(1, (0, 1)))
+    bites("CACHE-3")
+
+
+@pytest.mark.parametrize("blocks", [(1,), (1, 0), (0, 2), (0, 0)], ids=str)
+def test_cache_3_other_blocks_are_no_hit(blocks: tuple[int, ...]) -> None:
+    forbids("CACHE-3", CHAIN, Start(1, (5, 6, 7)), Hit(1, blocks))
+
+
+def test_cache_3_only_an_empty_table_is_hit() -> None:
+    forbids("CACHE-3", CHAIN, Start(1, (5, 6, 7)), Allocate(1, 1, (2,)), Hit(1, (0,)))
+
+
+def test_cache_4_the_last_token_is_computed() -> None:
+    allows("CACHE-4", UNUSED, Start(1, (5, 6)), Hit(1, (0,)))
+    bites("CACHE-4")
+
+
+def test_cache_5_the_longest_prefix_is_hit() -> None:
+    allows("CACHE-5", CHAIN, Start(1, (5, 6, 7)), Hit(1, (0, 1)))
+    bites("CACHE-5")
+
+
+def test_cache_6_a_block_is_published_when_it_is_computed() -> None:
+    allows("CACHE-6", ALONE, Publish(0, 0))
+    bites("CACHE-6")
+
+
+def test_cache_6_a_block_that_left_the_window_is_not_published() -> None:
+    start = follow(initial_state(replace(EMPTY.config, window=2)), *stored(0, (5, 6), (0, 1)), Slide(0, 1))
+    allows("CACHE-6", start, Publish(0, 1))
+    forbids("CACHE-6", start, Publish(0, 0))
+
+
+def test_cache_7_the_cache_changes_by_events_only() -> None:
+    allows("CACHE-7", UNUSED, Observe(), leads_to=UNUSED)
+    bites("CACHE-7")
+
+
+def test_cache_8_a_key_names_one_block() -> None:
+    allows("CACHE-8", EQUALS, Publish(1, 0))
+    bites("CACHE-8")
+
+
+def test_cache_9_an_unused_block_is_evicted() -> None:
+    allows("CACHE-9", UNUSED, Evict(0))
+    bites("CACHE-9")
+
+
+def test_cache_9_only_a_cached_block_is_evicted() -> None:
+    forbids("CACHE-9", UNUSED, Evict(1))
+
+
+def test_cache_10_a_reset_waits_until_nothing_is_in_use() -> None:
+    allows("CACHE-10", UNUSED, Reset())
+    bites("CACHE-10")
+
+
+def test_cache_10_a_reset_leaves_nothing() -> None:
+    forbids("CACHE-10", UNUSED, Reset(), leads_to=UNUSED)
+
+
+def test_cache_11_tokens_are_only_appended() -> None:
+    allows("CACHE-11", ALONE, Append(0, (6,)))
+    bites("CACHE-11")
+
+
+def test_cache_11_appending_nothing_is_no_event() -> None:
+    forbids("CACHE-11", ALONE, Append(0, ()))
+
+
+def test_cache_12_what_is_cached_is_hit() -> None:
+    allows("CACHE-12", EMPTY, Start(0, (5, 6)), Allocate(0, 2, (0,)))
+    bites("CACHE-12")
+
+
+def test_a_publication_names_the_block_that_ends_the_prefix() -> None:
+    state = follow(TAKEN_BACK, Allocate(0, 2, ()), Write(0, 1, (1, 2)), Publish(0, 0))
+    assert state.cached == {0: CacheKey((5, 6, 7))}
+    assert state.seqs[0] == Seq(0, (5, 6, 7), 3, num_computed_tokens=3)
