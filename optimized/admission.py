@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from optimized.placement import longest_hit
 from optimized.pool import BlockPool, blocks_needed
 from optimized.sequences import LiveRequest, LiveSeq
 from spec.vocabulary import AdmissionRule, BlockId, Config
@@ -18,15 +20,15 @@ def may_admit(
     """
     if head.num_seats > num_seats:
         return False
-    spare = pool.num_free - blocks_owed(config, running) - (config.watermark_blocks if running else 0)
+    spare = pool.num_free - blocks_owed(config, pool, running) - (config.watermark_blocks if running else 0)
     wanted = blocks_wanted(config, pool, head, budget)
-    if wanted <= spare or pool.cache is None:
-        return wanted <= spare
+    if wanted <= spare or pool.cache is None or config.admission_rule is AdmissionRule.NO_EVICT:
+        return wanted <= spare  # a promise to the end can not count on what others hold
     # What it hits in blocks that somebody holds already need not be free. To look comes last, since it costs most.
     return wanted - sum([pool.num_in_use(longest_hit(pool, seq)) for seq in head.seqs]) <= spare
 
 
-def blocks_owed(config: Config, running: Sequence[LiveRequest]) -> int:
+def blocks_owed(config: Config, pool: BlockPool, running: Sequence[LiveRequest]) -> int:
     """The blocks that the running requests may still ask for, as far as the admission rule looks ahead.
 
     Under PROMPT that is none: while there is budget left, every running sequence has room for all of its tokens
@@ -34,14 +36,34 @@ def blocks_owed(config: Config, running: Sequence[LiveRequest]) -> int:
     """
     if config.admission_rule is not AdmissionRule.NO_EVICT:
         return 0
-    owed, block_size = 0, config.block_size
-    for request in running:
-        most = request.most_tokens_stored
-        blocks = blocks_needed(most, block_size)
-        owed += request.num_unborn * blocks
-        for seq in request.seqs:
-            owed += max(0, blocks - len(seq.table)) + (seq.num_computed + seq.num_scheduled < most)
-    return owed
+    return sum([blocks_promised(config, pool, request) for request in running])
+
+
+def blocks_promised(config: Config, pool: BlockPool, request: LiveRequest) -> int:
+    """The blocks that a running request may ask for until all of its sequences are at their ends, copies included."""
+    most, block_size = request.most_tokens_stored, config.block_size
+    blocks = blocks_needed(most, block_size)
+    promised = request.num_unborn * blocks
+    writers: Counter[BlockId] = Counter()
+    for seq in request.seqs:
+        room = seq.num_computed + seq.num_scheduled
+        if room < most:
+            promised += max(0, blocks - len(seq.table))
+            if room % block_size and seq.table:
+                writers[seq.table[-1]] += 1
+    # Of several sequences that share a tail, the last one writes in place.
+    return promised + sum([min(count, pool.num_entries(block) - 1) for block, count in writers.items()])
+
+
+def may_fork(config: Config, pool: BlockPool, running: Sequence[LiveRequest], parent: LiveSeq) -> bool:
+    """Whether one more sequence like this one leaves free what NO_EVICT has promised (SCHED-22)."""
+    if config.admission_rule is not AdmissionRule.NO_EVICT:
+        return True
+    most, room = parent.request.most_tokens_stored, parent.num_computed + parent.num_scheduled
+    growth = max(0, blocks_needed(most, config.block_size) - len(parent.table)) if room < most else 0
+    # Whoever of the two writes first into a half-filled tail copies it.
+    copies = 1 if room < most and room % config.block_size and parent.table else 0
+    return blocks_owed(config, pool, running) + growth + copies <= pool.num_free
 
 
 def blocks_wanted(config: Config, pool: BlockPool, head: LiveRequest, budget: int) -> int:
@@ -59,10 +81,3 @@ def blocks_wanted(config: Config, pool: BlockPool, head: LiveRequest, budget: in
     if rule is AdmissionRule.NO_EVICT:
         wanted += head.num_unborn * blocks_needed(most, block_size)
     return wanted
-
-
-def longest_hit(pool: BlockPool, seq: LiveSeq) -> list[BlockId]:
-    """The cached blocks that a sequence without a table can begin with; its last token is left (CACHE-4)."""
-    if pool.cache is None or seq.host_table:
-        return []
-    return pool.cache.find(seq.chain, seq.tokens, limit=(len(seq.tokens) - 1) // pool.cache.block_size)

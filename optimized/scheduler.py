@@ -10,10 +10,11 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from optimized.admission import longest_hit, may_admit
+from optimized.admission import may_admit, may_fork
 from optimized.counters import Counters
 from optimized.device import Failure, Sampled
 from optimized.door import check_fork, check_request, room_for_fork
+from optimized.placement import longest_hit, must_copy, num_blocks_to_place
 from optimized.plan import BlockCopy, Plan, Swap, decode_batch, mixed_batch, writes_and_reads
 from optimized.pool import BlockPool, blocks_needed
 from optimized.prefix_cache import PrefixCache
@@ -104,6 +105,8 @@ class Scheduler:
         """The child shares the parent's table and tokens. O(tokens / block size); anything but NOW changes nothing."""
         parent = check_fork(self.seqs, parent_id, child_id, self._is_new)
         answer = room_for_fork(self.config, parent.request, self._seats_taken)
+        if answer is Admission.NOW and not may_fork(self.config, self.pool, self.running, parent):
+            answer = Admission.LATER
         if answer is not Admission.NOW:
             return answer
         self._seats_taken += 1
@@ -164,38 +167,19 @@ class Scheduler:
 
     def _make_room(self, step: StepInFlight, seq: LiveSeq) -> bool:
         """Preempt the last running request until the sequence has room. False if it came to the sequence's own."""
-        while self._num_blocks_to_place(step, seq) > self.pool.num_free:
+        while num_blocks_to_place(self.pool, seq, step.budget, self.config.block_size) > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(step, victim)
             if victim is seq.request:
                 return False
         return True
 
-    def _num_blocks_to_place(self, step: StepInFlight, seq: LiveSeq) -> int:
-        """How many free blocks ``_place`` will take: those that it hits, new ones, and one for a copy."""
-        computed, held = seq.num_computed, len(seq.table)
-        if self.cache is not None and not seq.table:
-            hits = longest_hit(self.pool, seq)
-            computed = len(hits) * self.config.block_size
-            held = self.pool.num_in_use(hits)
-        count = min(len(seq.tokens) - computed, step.budget)
-        return blocks_needed(computed + count, self.config.block_size) - held + self._must_copy(seq)
-
-    def _must_copy(self, seq: LiveSeq) -> bool:
-        """Whether the next token goes into a block that others name too (COW-2).
-
-        The block can not be in the prefix cache: only full blocks are, and this one is not.
-        """
-        if seq.num_computed % self.config.block_size == 0 or not seq.table:
-            return False
-        return self.pool.num_entries(seq.table[-1]) > 1
-
     def _place(self, step: StepInFlight, seq: LiveSeq) -> None:
         """The sequence gets the blocks for its next tokens, as many as the budget allows, and is scheduled."""
         if self.cache is not None and not seq.table:
             self._take_hits(seq)
         count = min(len(seq.tokens) - seq.num_computed, step.budget)
-        if self._must_copy(seq):
+        if must_copy(self.pool, seq, self.config.block_size):
             self._copy_tail(step, seq)
         growth = blocks_needed(seq.num_computed + count, self.config.block_size) - len(seq.table)
         blocks = self.pool.take_many(growth)

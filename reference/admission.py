@@ -45,12 +45,9 @@ def blocks_owed(roster: Roster, pool: BlockPool, request_id: RequestId) -> int:
         return blocks_lacking(roster, pool, seq_ids)
     most = most_tokens_stored(roster.requests[request_id])
     owed = len(roster.unborn(request_id)) * blocks_needed(most, pool.config.block_size)
-    for seq_id in seq_ids:
-        seq = roster.seqs[seq_id]
-        # A sequence that still grows may have to copy its tail once.
-        copies = 1 if num_tokens_with_room(seq) < most else 0
-        owed += pool.growth(seq_id, seq, most) + copies
-    return owed
+    growing = [i for i in seq_ids if num_tokens_with_room(roster.seqs[i]) < most]
+    owed += sum(pool.growth(i, roster.seqs[i], most) for i in growing)
+    return owed + copies_owed(roster, pool, growing)
 
 
 def longest_hit(roster: Roster, pool: BlockPool, seq_id: SeqId) -> tuple[BlockId, ...]:
@@ -67,7 +64,12 @@ def num_tokens_at_start(roster: Roster, pool: BlockPool, seq_id: SeqId) -> int:
 
 
 def num_hits_in_use(roster: Roster, pool: BlockPool, seq_id: SeqId) -> int:
-    """How many blocks of the sequence's longest cached prefix are held already, and so cost no free block."""
+    """How many blocks of the sequence's longest cached prefix are held already, and so cost no free block.
+
+    A promise that holds to the end (NO_EVICT) does not count on them: they may be gone when their turn comes.
+    """
+    if pool.config.admission_rule is AdmissionRule.NO_EVICT:
+        return 0
     return sum(1 for block in longest_hit(roster, pool, seq_id) if pool.ref_count[block] > 0)
 
 
@@ -96,3 +98,14 @@ def may_admit(roster: Roster, pool: BlockPool, request_id: RequestId, budget: in
     owed = sum(blocks_owed(roster, pool, running) for running in roster.running)
     watermark = pool.config.watermark_blocks if roster.running else 0
     return blocks_wanted(roster, pool, request_id, budget) <= pool.num_free - owed - watermark
+
+
+def may_fork(roster: Roster, pool: BlockPool, parent: SeqId) -> bool:
+    """Whether one more sequence like this one leaves free what NO_EVICT has promised (SCHED-22)."""
+    if pool.config.admission_rule is not AdmissionRule.NO_EVICT:
+        return True
+    seq, most = roster.seqs[parent], most_tokens_stored(roster.request_of(parent))
+    owed = sum(blocks_owed(roster, pool, running) for running in roster.running)
+    # Whoever of the two writes first into a half-filled tail copies it.
+    copies = 1 if num_tokens_with_room(seq) < most and pool.tail(parent, seq) is not None and pool.tables[parent] else 0
+    return owed + pool.growth(parent, seq, most) + copies <= pool.num_free

@@ -1,7 +1,7 @@
 """The door: which requests and forks are let in. Whatever is refused here has changed nothing."""
 
-from reference.admission import most_tokens_stored
-from reference.pool import blocks_needed
+from reference.admission import may_fork, most_tokens_stored
+from reference.pool import BlockPool, blocks_needed
 from reference.roster import Roster
 from spec.engine import Admission, InvalidField, PromptTooLong, UnknownId
 from spec.vocabulary import Config, Request, SeqId
@@ -42,12 +42,12 @@ def check_fork(roster: Roster, parent: SeqId, child: SeqId) -> None:
         raise InvalidField("parent", parent, "a sequence with an output token and nothing scheduled")
 
 
-def room_for_fork(config: Config, roster: Roster, parent: SeqId) -> Admission:
+def room_for_fork(config: Config, roster: Roster, pool: BlockPool, parent: SeqId) -> Admission:
     """Whether the parent's request may have one more sequence now."""
     request = roster.request_of(parent)
     if not _fit(config, request, len(roster.seqs_of(request.request_id)) + 1):
         return Admission.NEVER
-    if roster.seats_taken() + 1 > config.max_num_seqs:
+    if roster.seats_taken() + 1 > config.max_num_seqs or not may_fork(roster, pool, parent):
         return Admission.LATER
     return Admission.NOW
 

@@ -98,7 +98,7 @@ class ReferenceEngine:
         except InvalidRequest:
             self._refuse(Fork(parent, child))
             raise
-        answer = room_for_fork(self.config, self.roster, parent)
+        answer = room_for_fork(self.config, self.roster, self.pool, parent)
         if answer is not Admission.NOW:
             self._refuse(Fork(parent, child))
             return answer

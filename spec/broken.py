@@ -8,6 +8,7 @@ from spec.block_table import slot_mapping
 from spec.replay import step
 from spec.vocabulary import (
     Add,
+    AdmissionRule,
     Admit,
     Allocate,
     Append,
@@ -110,6 +111,7 @@ EMPTY = initial_state(CONFIG)
 EMPTY_PAIRS = initial_state(replace(CONFIG, block_size=2))
 EMPTY_TRIPLES = initial_state(replace(CONFIG, block_size=3))
 TWO_BLOCKS_BY_PRIORITY = initial_state(replace(CONFIG, num_blocks=2, policy=Policy.PRIORITY))
+PROMISING = replace(CONFIG, max_num_seqs=3, admission_rule=AdmissionRule.NO_EVICT)
 THREE_SEATS = initial_state(replace(CONFIG, max_num_seqs=3))
 
 ALICE = Request(request_id=0, prompt=(5,), max_tokens=2, seq_ids=(0,))
@@ -141,6 +143,8 @@ FULL = follow(
     *(Submit(1), *computed(ALICE, 0), *computed(BOB, 1), Append(0, (7,)), Append(1, (7,)), Complete(1), Begin(2)),
 )
 """Two running requests have one block each, want another, and there is none."""
+KEPT = replace(FULL, config=replace(FULL.config, admission_rule=AdmissionRule.NO_EVICT))
+"""The same under a rule that should never have let Bob in."""
 
 EXAMPLES: tuple[Broken, ...] = (
     # allocator
@@ -432,6 +436,15 @@ EXAMPLES: tuple[Broken, ...] = (
         Fork(1, 3),
     ),
     step_example("SCHED-20", "An empty engine could serve the request.", EMPTY, Refuse(Add(ALICE))),
+    step_example("SCHED-21", "Bob was promised to stay.", KEPT, Preempt(1)),
+    step_example(
+        "SCHED-22",
+        "Three sequences need a block each, and two are free.",
+        initial_state(PROMISING),
+        *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0), Append(0, (7,)), Complete(1)),
+        Fork(0, 7),
+        Fork(0, 8),
+    ),
     # attention
     step_example("ATTN-1", "The read goes one slot too far.", STEP_1, Read(0, (1,))),
     step_example("ATTN-2", "The tokens are right, the block is another sequence's.", EQUALS, Read(0, (1,))),

@@ -12,7 +12,6 @@ from spec.vocabulary import (
     Copy,
     Event,
     Finish,
-    Fork,
     Preempt,
     Prefix,
     Read,
@@ -252,25 +251,3 @@ class Observer(Protocol):
     def settled(self, snapshot: Callable[[], State]) -> None:
         """A public call is over; ``snapshot`` shows where it left the engine."""
         ...
-
-
-__all__ = [
-    "Admission",
-    "Capability",
-    "DeviceEvent",
-    "Engine",
-    "EngineFactory",
-    "EvictionOrder",
-    "Fork",
-    "InvalidField",
-    "InvalidRequest",
-    "Observer",
-    "Pool",
-    "PoolFactory",
-    "Profile",
-    "PromptTooLong",
-    "Publication",
-    "StepReport",
-    "TokenSource",
-    "UnknownId",
-]

@@ -7,7 +7,7 @@ from spec.block_table import room
 from spec.engine import Admission
 from spec.prefix_cache import key_of, longest_hit
 from spec.rules import state_rule, step_rule
-from spec.sharing import blocks_lacking, growth, num_unborn, seq_ids_in_use
+from spec.sharing import blocks_lacking, copies_owed, growth, num_unborn, seq_ids_in_use
 from spec.vocabulary import (
     Add,
     AdmissionRule,
@@ -22,6 +22,7 @@ from spec.vocabulary import (
     Fork,
     Observe,
     Policy,
+    Preempt,
     Refuse,
     Request,
     RequestId,
@@ -80,7 +81,8 @@ def blocks_owed(s: State, request_id: RequestId) -> int:
         return blocks_lacking(s, seq_ids)
     most = most_tokens_stored(request)
     unborn = num_unborn(s, request_id) * blocks_needed(most, s.config.block_size)
-    return unborn + sum(growth(s, i, most) + (1 if room(s.seqs[i]) < most else 0) for i in seq_ids)
+    growing = [i for i in seq_ids if room(s.seqs[i]) < most]
+    return unborn + copies_owed(s, growing) + sum(growth(s, i, most) for i in growing)
 
 
 def blocks_wanted(s: State, request_id: RequestId, budget: int) -> int:
@@ -110,8 +112,9 @@ def num_tokens_at_start(s: State, seq_id: SeqId) -> int:
 
 
 def num_hits_in_use(s: State, seq_id: SeqId) -> int:
-    """How many blocks of the sequence's longest cached prefix somebody holds already."""
-    if not s.config.prefix_cache or seq_id in s.host_tables:
+    """How many blocks of the sequence's longest cached prefix somebody holds already. A promise that holds to the end
+    can not count on them: they may be gone before the sequence is scheduled."""
+    if not s.config.prefix_cache or seq_id in s.host_tables or s.config.admission_rule is AdmissionRule.NO_EVICT:
         return 0
     keys = {key_of(s, seq_id, index) for index in range(longest_hit(s, seq_id))}
     return sum(1 for block, key in s.cached.items() if key in keys and s.ref_count[block] > 0)
@@ -332,6 +335,19 @@ def what_fits_is_not_refused(before: State, event: Refuse, after: State) -> bool
     if not isinstance(event.call, Add):
         return True
     return not (names_are_new(before, event.call.request) and is_servable(before.config, event.call.request))
+
+
+@step_rule("SCHED-21", corpus="A7 R5")
+def no_evict_means_no_eviction(before: State, event: Preempt, after: State) -> bool:
+    """Under the admission rule NO_EVICT nobody is ever preempted."""
+    return before.config.admission_rule is not AdmissionRule.NO_EVICT
+
+
+@step_rule("SCHED-22", corpus="A7")
+def forks_keep_what_was_promised(before: State, event: Fork, after: State) -> bool:
+    """Under the admission rule NO_EVICT a fork leaves free all blocks that the running requests may still ask for."""
+    owed = sum(blocks_owed(after, request_id) for request_id in after.running)
+    return before.config.admission_rule is not AdmissionRule.NO_EVICT or owed <= len(after.free)
 
 
 def ends(s: State, seq_id: SeqId) -> bool:

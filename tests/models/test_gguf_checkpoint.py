@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from optimized import gguf_checkpoint
 from optimized.checkpoint import ModelConfig, load_checkpoint, tensor_shapes
-from optimized.gguf_checkpoint import CONVERSION, GgufTensors, precheck, read_gguf
+from optimized.gguf_checkpoint import CONVERSION, GgufTensors, read_gguf
+from optimized.gguf_guard import precheck
 from optimized.model_store import BadModelFile, sha256_of
 from tests.models.tiny_files import TEMPLATE, TINY, interleaved, write_gguf
 

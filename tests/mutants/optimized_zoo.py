@@ -2,8 +2,9 @@
 
 from tests.mutants.sabotage import Mutant
 
-_POOL, _SCHEDULER, _PLAN, _CACHE, _DEVICE, _WAITING = (
-    f"{name}.py" for name in ("pool", "scheduler", "plan", "prefix_cache", "symbolic_device", "waiting")
+_POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _DEVICE, _WAITING = (
+    f"{name}.py"
+    for name in ("pool", "scheduler", "admission", "placement", "plan", "prefix_cache", "symbolic_device", "waiting")
 )
 
 
@@ -46,17 +47,17 @@ OPTIMIZED_ZOO = [
     ),
     _fault(
         "the watermark is ignored",
-        _SCHEDULER,
-        "- (self.config.watermark_blocks if self.running else 0)\n        wanted",
-        "\n        wanted",
+        _ADMISSION,
+        "- (config.watermark_blocks if running else 0)\n    wanted",
+        "\n    wanted",
         "SCHED-11",
         "B-123",
     ),
     _fault(
         "the watermark also holds for an empty engine",
-        _SCHEDULER,
-        "- (self.config.watermark_blocks if self.running else 0)\n        wanted",
-        "- self.config.watermark_blocks\n        wanted",
+        _ADMISSION,
+        "- (config.watermark_blocks if running else 0)\n    wanted",
+        "- config.watermark_blocks\n    wanted",
         "SCHED-9",
         "B-150",
     ),
@@ -87,9 +88,9 @@ OPTIMIZED_ZOO = [
     ),
     _fault(
         "nothing is ever hit",
-        _SCHEDULER,
-        "        if self.cache is None or seq.host_table:\n            return []\n",
-        "        if True:\n            return []\n",
+        _PLACEMENT,
+        "    if pool.cache is None or seq.host_table:\n        return []\n",
+        "    if True:\n        return []\n",
         "CACHE-12",
         "B-103",
     ),
@@ -128,7 +129,7 @@ OPTIMIZED_ZOO = [
     _fault(
         "the cache is reset while its blocks are in use",
         _SCHEDULER,
-        "            if self._num_in_use(blocks):\n                return False\n",
+        "            if self.pool.num_in_use(blocks):\n                return False\n",
         "",
         "CACHE-10",
         "B-102",

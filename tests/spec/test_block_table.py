@@ -169,3 +169,11 @@ def test_table_10_without_a_window_everything_is_seen() -> None:
 def test_a_new_sequence_has_computed_nothing() -> None:
     assert follow(EMPTY, Start(0, (5,))).seqs[0] == NEW
     assert ALONE.seqs[0] == COMPUTED == Seq(0, (5,), 1, num_computed_tokens=1)
+
+
+def test_dropped_blocks_are_counted_in_tokens() -> None:
+    window = initial_state(replace(EMPTY_PAIRS.config, window=1))
+    slid = follow(window, *stored(0, (5, 6, 7), (0, 2), block_size=2), Slide(0, 1))
+    assert first_kept(slid.seqs[0], block_size=2) == 2
+    assert slots_of(slid, 0, 2, 3) == (4,)
+    assert holds_its_tokens(slid, 0)

@@ -138,7 +138,7 @@ def test_the_prompt_rule_owes_the_tokens_that_are_there() -> None:
 
 def test_the_no_evict_rule_owes_the_tokens_that_may_come() -> None:
     state = follow(under(AdmissionRule.NO_EVICT, THREE_SEATS), Add(TWINS), Admit(0))
-    assert blocks_owed(state, 0) == 2 + 2 + 1  # two blocks each, and a copy of the tail
+    assert blocks_owed(state, 0) == 2 + 2  # two blocks each; a copy of the tail is one of the second sequence's
 
 
 def test_what_a_waiting_request_wants_depends_on_the_rule() -> None:
@@ -385,6 +385,16 @@ def test_sched_20_a_taken_id_is_refused() -> None:
     allows("SCHED-20", WAITING, Refuse(Add(replace(CAROL, request_id=0))))
     allows("SCHED-20", WAITING, Refuse(Add(replace(CAROL, seq_ids=(1,)))))
     allows("SCHED-20", ALONE, Refuse(Fork(0, 1)))
+
+
+def test_sched_21_no_evict_means_no_eviction() -> None:
+    allows("SCHED-21", FULL, Preempt(1))
+    bites("SCHED-21")
+
+
+def test_sched_22_forks_keep_what_was_promised() -> None:
+    allows("SCHED-22", EQUALS, Fork(0, 7))
+    bites("SCHED-22")
 
 
 def test_what_a_sequence_without_a_scheduler_does_is_its_callers_business() -> None:

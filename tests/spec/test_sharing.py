@@ -2,9 +2,25 @@
 
 from dataclasses import replace
 
-from spec.broken import ALONE, EMPTY, EMPTY_PAIRS, EQUALS, FORKED, PUBLISHED, TAKEN_BACK, follow, stored
+from spec.broken import (
+    ALONE,
+    BOB,
+    COMPUTED,
+    EMPTY,
+    EMPTY_PAIRS,
+    EQUALS,
+    FORKED,
+    PUBLISHED,
+    TAKEN_BACK,
+    THREE_SEATS,
+    TWINS,
+    follow,
+    stored,
+)
 from spec.sharing import blocks_lacking, blocks_written, copies_owed, growth, must_copy, num_entries
 from spec.vocabulary import (
+    Add,
+    Admit,
     Allocate,
     Append,
     Begin,
@@ -172,3 +188,54 @@ def test_cow_8_a_rollback_keeps_what_is_still_seen() -> None:
 
 def test_cow_8_without_a_window_everything_is_kept() -> None:
     allows("COW-8", EMPTY, *stored(0, (5, 6), (0, 1)), Rollback(0, 1))
+
+
+TWO_BLOCKS = follow(EMPTY_PAIRS, *stored(0, (5, 6, 7), (1, 2), block_size=2), Fork(0, 1))
+"""A full block and a half full one, both shared."""
+
+
+def test_a_copy_moves_every_slot_of_a_block_and_leaves_the_rest_of_the_table() -> None:
+    first = follow(TWO_BLOCKS, Copy(1, 0, 1, 0))
+    assert first.block_tables == {0: (1, 2), 1: (0, 2)}
+    assert first.cells == {0: (5,), 1: (5, 6), 2: (5,), 3: (5, 6), 4: (5, 6, 7)}
+    last = follow(TWO_BLOCKS, Copy(1, 1, 2, 0))
+    assert last.block_tables == {0: (1, 2), 1: (1, 0)}
+    assert last.cells == {0: (5, 6, 7), 2: (5,), 3: (5, 6), 4: (5, 6, 7)}
+
+
+def test_dropped_blocks_count_for_growth_and_for_copies() -> None:
+    window = initial_state(replace(EMPTY_PAIRS.config, num_blocks=4, window=1))
+    slid = follow(window, *stored(0, (5, 6, 7), (0, 1), block_size=2), Slide(0, 1))
+    assert [growth(slid, 0, num_tokens) for num_tokens in (3, 4, 5)] == [0, 0, 1]
+    both = follow(slid, Fork(0, 1), Append(0, (8,)), Append(1, (9,)))
+    assert copies_owed(both, (0, 1)) == 1
+
+
+def test_a_sequence_without_a_table_owes_no_copy() -> None:
+    assert copies_owed(follow(EMPTY_PAIRS, Start(0, (5,))), (0,)) == 0
+    assert copies_owed(replace(EMPTY_PAIRS, seqs={0: COMPUTED}), (0,)) == 0
+
+
+def test_cow_2_every_block_of_a_write_counts() -> None:
+    start = follow(FORKED, Append(1, (7, 8)), Allocate(1, 2, (1,)))
+    forbids("COW-2", start, Write(1, 1, (1, 2)))
+
+
+def test_cow_6_a_twin_is_born_once() -> None:
+    twins = follow(THREE_SEATS, Add(TWINS), Add(BOB), Admit(0), Admit(1))
+    allows("COW-6", twins, Fork(0, 2))
+    forbids("COW-6", twins, Fork(0, 2), Fork(0, 2))
+
+
+def test_cow_6_what_is_promised_to_a_twin_is_nobody_elses() -> None:
+    twins = follow(THREE_SEATS, Add(TWINS), Add(BOB), Admit(0), Admit(1))
+    forbids("COW-6", twins, Fork(1, 2))
+    allows("COW-6", twins, Fork(1, 7))
+    forbids("COW-6", twins, Fork(1, 0))
+
+
+def test_cow_8_positions_are_counted_in_tokens_and_not_in_blocks() -> None:
+    window = initial_state(replace(EMPTY_PAIRS.config, window=2))
+    slid = follow(window, *stored(0, (5, 6, 7, 8), (0, 1), block_size=2), Slide(0, 1))
+    allows("COW-8", slid, Rollback(0, 3))
+    forbids("COW-8", slid, Rollback(0, 2))

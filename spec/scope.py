@@ -1,0 +1,217 @@
+"""Scopes: how far a search goes, which calls it makes, and one complete scope for each feature (a *lens*)."""
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+
+from spec.block_table import first_kept
+from spec.engine import Admission, Capability, Pool
+from spec.vocabulary import Config, Event, Prefix, SeqId, State, StepId, Token
+
+PLAIN = frozenset({"allocate", "append", "fork", "release"})
+SWAP = frozenset({"swap_out", "swap_in"})
+CACHE = frozenset({"publish", "reset"})
+FLIGHTS = frozenset({"submit", "complete"})
+ROLLBACK = frozenset({"rollback"})
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How far a search goes, and which operations it knows."""
+
+    config: Config
+    max_seqs: int = 2
+    max_tokens: int = 4
+    num_token_values: int = 2
+    max_flights: int = 0
+    operations: frozenset[str] = PLAIN
+
+
+@dataclass(frozen=True)
+class Move:
+    """A call of the ``Pool`` protocol."""
+
+    operation: str
+    seq: SeqId = 0
+    tokens: Prefix = ()
+    child: SeqId = 0
+    number: int = 0
+
+    def call(self, pool: Pool) -> tuple[Event, ...] | Admission:
+        """Make the call."""
+        match self.operation:
+            case "allocate":
+                return pool.allocate(self.seq, self.tokens)
+            case "append":
+                return pool.append(self.seq, self.tokens)
+            case "fork":
+                return pool.fork(self.seq, self.child)
+            case "release":
+                return pool.release(self.seq)
+            case "swap_out":
+                return pool.swap_out(self.seq)
+            case "swap_in":
+                return pool.swap_in(self.seq)
+            case "publish":
+                return pool.publish(self.seq)
+            case "reset":
+                return pool.reset()
+            case "rollback":
+                return pool.rollback(self.seq, self.number)
+            case "submit":
+                return pool.submit(self.number, (self.seq,))
+            case _:
+                return pool.complete(self.number)
+
+    def __str__(self) -> str:
+        """The call as a person writes it."""
+        arguments = {
+            "allocate": (self.seq, self.tokens),
+            "append": (self.seq, self.tokens),
+            "fork": (self.seq, self.child),
+            "reset": (),
+            "rollback": (self.seq, self.number),
+            "submit": (self.number, (self.seq,)),
+            "complete": (self.number,),
+        }.get(self.operation, (self.seq,))
+        return f"{self.operation}({', '.join(map(repr, arguments))})"
+
+
+def moves(s: State, scope: Scope) -> Iterator[Move]:
+    """Every call that makes sense in this state, one of those that differ only in the names of new tokens."""
+    seqs, known = s.seqs, known_prefixes(s)
+    run = [i for i in seqs if i in s.block_tables]
+    unused = next((i for i in range(scope.max_seqs) if i not in seqs), None)
+    for name in sorted(scope.operations):
+        match name:
+            case "allocate" if unused is not None:
+                yield from (Move(name, unused, tokens) for tokens in prompts(known, scope))
+            case "append":
+                short = (i for i in run if seqs[i].num_tokens < scope.max_tokens)
+                yield from (Move(name, i, (t,)) for i in short for t in next_tokens(known, seqs[i].tokens, scope))
+            case "fork" if unused is not None:
+                yield from (Move(name, i, child=unused) for i in run)
+            case "release":
+                yield from (Move(name, i) for i in seqs)
+            case "swap_out" | "publish":
+                yield from (Move(name, i) for i in run)
+            case "swap_in":
+                yield from (Move(name, i) for i in s.host_tables)
+            case "reset" if s.cached:
+                yield Move(name)
+            case "rollback":
+                yield from (Move(name, i, number=n) for i in run for n in rollbacks(s, i))
+            case "submit" if len(s.flights) < scope.max_flights:
+                yield from (Move(name, i, number=_next_step(s)) for i in run)
+            case "complete":
+                yield from (Move(name, number=step_id) for step_id in sorted(s.flights)[:1])
+
+
+def _next_step(s: State) -> StepId:
+    return max(s.flights, default=-1) + 1
+
+
+def rollbacks(s: State, seq_id: SeqId) -> range:
+    """The lengths to which a sequence can go back: whatever the next token still sees stays."""
+    seq, window = s.seqs[seq_id], s.config.window
+    shortest = 1 if window is None else max(1, first_kept(seq, s.config.block_size) + window - 1)
+    return range(shortest, seq.num_tokens)
+
+
+def known_prefixes(s: State) -> Set[Prefix]:
+    """Every prefix that a sequence has or that the prefix cache names."""
+    lines = [*{seq.tokens for seq in s.seqs.values()}, *(key.tokens for key in s.cached.values())]
+    return {tokens[:length] for tokens in lines for length in range(1, len(tokens) + 1)}
+
+
+def next_tokens(known: Set[Prefix], tokens: Prefix, scope: Scope) -> Iterator[Token]:
+    """The tokens that may follow: those that somewhere do, and one that nowhere does.
+
+    Two that nowhere follow this prefix lead to states that differ in nothing but the names of tokens.
+    """
+    new = True
+    for token in range(scope.num_token_values):
+        is_known = (*tokens, token) in known
+        if is_known or new:
+            yield token
+        new = new and is_known
+
+
+def prompts(known: Set[Prefix], scope: Scope) -> Iterator[Prefix]:
+    """Every prompt of the scope, short ones first."""
+    level: list[Prefix] = [()]
+    for _ in range(scope.max_tokens):
+        level = [(*prompt, token) for prompt in level for token in next_tokens(known, prompt, scope)]
+        yield from level
+
+
+def needs(scope: Scope) -> frozenset[Capability]:
+    """What a pool must declare to be driven through the scope."""
+    wanted = {
+        Capability.FORK: "fork" in scope.operations,
+        Capability.COPY_ON_WRITE: "fork" in scope.operations,
+        Capability.SWAP: not SWAP.isdisjoint(scope.operations),
+        Capability.PREFIX_CACHE: scope.config.prefix_cache,
+        Capability.WINDOW: scope.config.window is not None,
+        Capability.ROLLBACK: not ROLLBACK.isdisjoint(scope.operations),
+        Capability.OVERLAP: scope.max_flights > 0,
+    }
+    return frozenset(capability for capability, is_wanted in wanted.items() if is_wanted)
+
+
+@dataclass(frozen=True)
+class Lens:
+    """A feature, and the scopes in which it is looked at: a small one for every change, a large one for the night."""
+
+    name: str
+    sentence: str
+    small: Scope
+    large: Scope
+
+
+def _lens(name: str, sentence: str, small: Scope, **larger: int | frozenset[str] | Config) -> Lens:
+    return Lens(name, sentence, small, replace(small, **larger))  # type: ignore[arg-type]  # the fields of a Scope
+
+
+_FOUR = Config(num_blocks=4, block_size=2)
+_CACHED = replace(_FOUR, prefix_cache=True)
+_SWAPPED = replace(_CACHED, num_host_blocks=2)
+_WINDOW = replace(_FOUR, window=3, num_host_blocks=2)
+
+LENSES: Mapping[str, Lens] = {
+    lens.name: lens
+    for lens in (
+        _lens(
+            "cache",
+            "Pool, prefix cache and swap: publish, hit, evict, reset, move to host memory and back.",
+            Scope(_SWAPPED, operations=PLAIN | CACHE | SWAP),
+            max_seqs=3,
+            operations=PLAIN | CACHE,
+            config=_CACHED,
+        ),
+        _lens(
+            "window",
+            "A sliding window: blocks leave the front of a table that is forked, swapped and rolled back.",
+            Scope(_WINDOW, max_tokens=6, operations=PLAIN | SWAP | ROLLBACK),
+            max_tokens=8,
+        ),
+        _lens(
+            "rollback",
+            "Rollback with a prefix cache: tokens are taken back, and others written in their place.",
+            Scope(_CACHED, operations=PLAIN | CACHE | ROLLBACK),
+            max_tokens=5,
+        ),
+        _lens(
+            "flight",
+            "Steps in flight: what they read stays whole, whatever the sequences do meanwhile.",
+            Scope(_FOUR, max_flights=2, operations=PLAIN | FLIGHTS),
+            operations=PLAIN | FLIGHTS | CACHE,
+            config=_CACHED,
+        ),
+        _lens(
+            "fork",
+            "Forks and copy-on-write between three sequences.",
+            Scope(_FOUR, max_seqs=3, operations=PLAIN),
+            max_seqs=4,
+        ),
+    )
+}
