@@ -115,7 +115,8 @@ def count_is_holders(s: State) -> bool:
     Holders are the entries of block tables, and the holds of steps and copies in flight. The count is what an engine
     keeps; the holders are counted here from scratch.
     """
-    return all(s.ref_count[b] == holders(s).get(b, 0) for b in all_blocks(s))
+    held = holders(s)
+    return all(s.ref_count[b] == held.get(b, 0) for b in all_blocks(s))
 
 
 @state_rule("ALLOC-3", corpus="A1 A4 A5")
@@ -124,7 +125,8 @@ def free_means_unreferenced(s: State) -> bool:
 
     So free and referenced blocks together are the whole pool, and nothing leaks.
     """
-    return all((b in s.free) == (s.ref_count[b] == 0) for b in all_blocks(s))
+    free = set(s.free)
+    return all((b in free) == (s.ref_count[b] == 0) for b in all_blocks(s))
 
 
 @step_rule("ALLOC-4", corpus="A3 A10")

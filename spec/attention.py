@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from spec.block_table import first_kept, slots_of
 from spec.rules import step_rule
-from spec.vocabulary import Complete, Read, Sample, Slot, State, step_of
+from spec.vocabulary import Append, Complete, Read, Sample, Slot, State, step_of
 
 Vector: TypeAlias = tuple[float, ...]
 Partial: TypeAlias = tuple[Vector, float]
@@ -87,20 +86,18 @@ def reads_find_their_own_prefix(before: State, event: Read, after: State) -> boo
 
 
 @step_rule("ATTN-2", corpus="K1 K10 T2 T6")
-def reads_follow_the_table(before: State, event: Read, after: State) -> bool:
-    """Attention reads the slots that the block table gives, in order, up to the last computed token."""
-    seq = before.seqs[event.seq]
-    kept = event.start >= first_kept(seq, before.config.block_size)
-    return kept and event.slots == slots_of(before, event.seq, event.start, seq.num_computed_tokens)
+def reads_stay_in_the_table(before: State, event: Read, after: State) -> bool:
+    """Attention reads only blocks that stand in the sequence's own table."""
+    return set(before.block_tables[event.seq]) >= {at // before.config.block_size for at in event.slots}
 
 
 @step_rule("ATTN-3", corpus="K6")
 def reads_leave_nothing_out(before: State, event: Read, after: State) -> bool:
-    """Attention reads from the first position that a token of this step sees."""
-    seq = before.seqs[event.seq]
-    step_id = step_of(before, event.seq)
+    """Attention reads every position from the first that a token of this step sees to the last that is computed."""
+    computed, step_id = before.seqs[event.seq].num_computed_tokens, step_of(before, event.seq)
     scheduled = before.flights[step_id].scheduled[event.seq] if step_id is not None else 1
-    return event.start <= first_visible(seq.num_computed_tokens - scheduled, before.config.window)
+    first = first_visible(computed - scheduled, before.config.window)
+    return event.start <= first and event.start + len(event.slots) == computed
 
 
 @step_rule("ATTN-4", corpus="K1 P14 S11")
@@ -118,3 +115,15 @@ def tokens_are_sampled_from_what_the_sequence_has(before: State, event: Sample, 
     So neither the batch nor a chunk, a preemption, a swap or a cached prefix can change what is drawn.
     """
     return event.prefix == before.seqs[event.seq].tokens
+
+
+@step_rule("SAMPLE-2", corpus="R9 X5")
+def the_drawn_token_is_appended(before: State, event: Append, after: State) -> bool:
+    """A sequence is given the token that was drawn for it."""
+    drawn = before.drawn.get(event.seq)
+    return drawn is None or event.tokens == (drawn,)
+
+
+def sample(s: State, event: Sample) -> State:
+    """The token is known, and not yet the sequence's."""
+    return replace(s, drawn={**s.drawn, event.seq: event.token})

@@ -8,6 +8,7 @@ from spec.rules import state_rule, step_rule
 from spec.vocabulary import (
     Allocate,
     BlockId,
+    Complete,
     Observe,
     Prefix,
     Seq,
@@ -162,7 +163,7 @@ def tables_name_blocks_of_the_pool(s: State) -> bool:
 @step_rule("TABLE-8", corpus="T5")
 def tables_change_by_events_only(before: State, event: Observe, after: State) -> bool:
     """The block tables are what allocation, forks, copies and releases made of them."""
-    return dict(before.block_tables) == dict(after.block_tables)
+    return {i: t for i, t in before.block_tables.items() if t} == {i: t for i, t in after.block_tables.items() if t}
 
 
 @step_rule("TABLE-9", corpus="P14 S11")
@@ -178,3 +179,11 @@ def only_passed_blocks_leave_the_window(before: State, event: Slide, after: Stat
     seq, window = before.seqs[event.seq], before.config.window
     passed = 0 if window is None else seq.num_computed_tokens - window + 1
     return event.num_blocks > 0 and first_kept(after.seqs[event.seq], before.config.block_size) <= passed
+
+
+@step_rule("TABLE-11", corpus="K6 A5")
+def passed_blocks_are_given_back(before: State, event: Complete, after: State) -> bool:
+    """When a step ends, no sequence of it keeps a block that the window of every token still to come has passed."""
+    size, window = before.config.block_size, before.config.window
+    alive = [before.seqs[i] for i in before.flights[event.step_id].scheduled if i in before.seqs]
+    return window is None or all(first_kept(q, size) + size > q.num_computed_tokens - window + 1 for q in alive)

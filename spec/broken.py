@@ -111,8 +111,8 @@ EMPTY = initial_state(CONFIG)
 EMPTY_PAIRS = initial_state(replace(CONFIG, block_size=2))
 EMPTY_TRIPLES = initial_state(replace(CONFIG, block_size=3))
 TWO_BLOCKS_BY_PRIORITY = initial_state(replace(CONFIG, num_blocks=2, policy=Policy.PRIORITY))
-PROMISING = replace(CONFIG, max_num_seqs=3, admission_rule=AdmissionRule.NO_EVICT)
-THREE_SEATS = initial_state(replace(CONFIG, max_num_seqs=3))
+THREE_SEATS = initial_state(replace(CONFIG, num_blocks=6, max_num_seqs=3))
+PROMISING = initial_state(replace(THREE_SEATS.config, admission_rule=AdmissionRule.NO_EVICT))
 
 ALICE = Request(request_id=0, prompt=(5,), max_tokens=2, seq_ids=(0,))
 BOB = Request(request_id=1, prompt=(6,), max_tokens=2, seq_ids=(1,))
@@ -223,6 +223,14 @@ EXAMPLES: tuple[Broken, ...] = (
         *stored(0, (5, 6), (0, 1)),
         Slide(0, 1),
     ),
+    step_example(
+        "TABLE-11",
+        "Position 0 is behind the window, and its block stays.",
+        initial_state(replace(CONFIG, window=1)),
+        *(Add(replace(ALICE, prompt=(5, 6))), Begin(1), Admit(0), Allocate(0, 2, (0, 1)), Submit(1)),
+        *(Write(0, 0, (0, 1)), Read(0, (0, 1)), Append(0, (7,))),
+        Complete(1),
+    ),
     # sharing
     step_example("COW-1", "The fork got a block of its own.", ALONE, Fork(0, 1), leads_to=EQUALS),
     step_example(
@@ -302,6 +310,7 @@ EXAMPLES: tuple[Broken, ...] = (
         Start(1, (5, 6)),
         Allocate(1, 2, (1, 2)),
     ),
+    step_example("CACHE-13", "Nobody holds the cached block.", UNUSED, Refuse(Reset())),
     # preemption
     step_example("PREEMPT-1", "Bob came last, and Alice is the victim.", FULL, Preempt(0)),
     BrokenState(
@@ -439,14 +448,28 @@ EXAMPLES: tuple[Broken, ...] = (
     step_example("SCHED-21", "Bob was promised to stay.", KEPT, Preempt(1)),
     step_example(
         "SCHED-22",
-        "Three sequences need a block each, and two are free.",
-        initial_state(PROMISING),
+        "Bob was promised three more blocks, Alice one, and four are free.",
+        PROMISING,
+        *(Add(ALICE), Add(replace(BOB, max_tokens=4)), Begin(1), *served(ALICE, 0), *served(BOB, 1), Submit(1)),
+        *(*computed(ALICE, 0), *computed(BOB, 1), Append(0, (7,)), Append(1, (7,)), Complete(1)),
+        Fork(0, 7),
+    ),
+    step_example(
+        "SCHED-23",
+        "Two sequences of two blocks each do not fit into three.",
+        EMPTY,
         *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0), Append(0, (7,)), Complete(1)),
         Fork(0, 7),
-        Fork(0, 8),
+    ),
+    step_example(
+        "SCHED-24",
+        "There is a seat for the child, and there are blocks.",
+        THREE_SEATS,
+        *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0), Append(0, (7,)), Complete(1)),
+        Refuse(Fork(0, 7)),
     ),
     # attention
-    step_example("ATTN-1", "The read goes one slot too far.", STEP_1, Read(0, (1,))),
+    step_example("ATTN-1", "The slots come in the wrong order.", EMPTY, *stored(0, (5, 6), (0, 1)), Read(0, (1, 0))),
     step_example("ATTN-2", "The tokens are right, the block is another sequence's.", EQUALS, Read(0, (1,))),
     step_example(
         "ATTN-3",
@@ -462,7 +485,8 @@ EXAMPLES: tuple[Broken, ...] = (
         *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), Write(0, 0, (0,)), Append(0, (7,))),
         Complete(1),
     ),
-    step_example("SAMPLE-1", "The token is drawn from the prefix without its end.", ALONE, Sample(0, ())),
+    step_example("SAMPLE-1", "The token is drawn from the prefix without its end.", ALONE, Sample(0, (), 7)),
+    step_example("SAMPLE-2", "The token 7 was drawn, and 8 is appended.", ALONE, Sample(0, (5,), 7), Append(0, (8,))),
     # interface
     step_example(
         "API-1",
@@ -489,8 +513,5 @@ EXAMPLES: tuple[Broken, ...] = (
     ),
     step_example("API-5", "The step is over, and still there.", follow(EMPTY, Begin(1)), Observe(), leads_to=EMPTY),
 )
-
-FOLLOWS: Mapping[str, tuple[str, ...]] = {"ATTN-1": ("ATTN-2",)}
-"""The rules that no example can break alone: whatever breaks the first breaks the others too."""
 
 BROKEN: Mapping[str, Broken] = {example.rule_id: example for example in EXAMPLES}

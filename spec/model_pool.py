@@ -5,7 +5,7 @@ from spec.block_table import room, slots_of
 from spec.engine import Admission, Capability, EvictionOrder, Profile
 from spec.prefix_cache import find, key_of, longest_hit
 from spec.replay import step
-from spec.sharing import growth, must_copy
+from spec.sharing import blocks_lacking, growth, must_copy
 from spec.vocabulary import (
     Allocate,
     Append,
@@ -83,13 +83,12 @@ class ModelPool:
         s = self.state
         start, stop = s.seqs[seq].num_computed_tokens, s.seqs[seq].num_tokens
         index = start // s.config.block_size - s.seqs[seq].num_dropped_blocks
-        copies = bool(start % s.config.block_size) and must_copy(s, s.block_tables[seq][index])
-        count = growth(s, seq, stop)
-        if copies + count > len(s.free):
+        if blocks_lacking(s, (seq,)) > len(s.free):
             self.state = before
             return Admission.LATER
-        if copies:
+        if start % s.config.block_size and must_copy(s, s.block_tables[seq][index]):
             s = self._do(Copy(seq, index, s.block_tables[seq][index], s.free[0]))
+        count = growth(s, seq, stop)
         s = self._do(Allocate(seq, stop - room(s.seqs[seq]), s.free[:count]))
         s = self._do(Write(seq, start, slots_of(s, seq, start, stop)))
         if s.config.window is not None:

@@ -14,6 +14,7 @@ from spec.vocabulary import (
     Hit,
     Observe,
     Publish,
+    Refuse,
     Reset,
     Seq,
     SeqId,
@@ -166,3 +167,9 @@ def what_is_cached_is_hit(before: State, event: Allocate, after: State) -> bool:
     """A sequence that has nothing yet is given blocks only when there is no cached prefix that it could hit."""
     starts = not before.block_tables.get(event.seq) and before.seqs[event.seq].num_computed_tokens == 0
     return not (starts and before.config.prefix_cache and longest_hit(before, event.seq))
+
+
+@step_rule("CACHE-13", corpus="A11")
+def a_reset_is_refused_only_in_use(before: State, event: Refuse, after: State) -> bool:
+    """Emptying the cache is turned down only while a cached block is in use."""
+    return not isinstance(event.call, Reset) or any(before.ref_count[b] > 0 for b in before.cached)

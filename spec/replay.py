@@ -99,7 +99,9 @@ def step(s: State, event: Event) -> State:
             return prefix_cache.reset(s, event)
         case Read():
             return attention.read(s, event)
-        case Refuse() | Observe() | Sample():
+        case Sample():
+            return attention.sample(s, event)
+        case Refuse() | Observe():
             return s
 
 
@@ -121,7 +123,7 @@ def replay(config: Config, events: Iterable[Event]) -> State:
 
 def observe(expected: State, shown: State) -> State:
     """What an engine shows, with the contents that only its follower knows."""
-    return replace(shown, cells=expected.cells, host_cells=expected.host_cells)
+    return replace(shown, cells=expected.cells, host_cells=expected.host_cells, drawn=expected.drawn)
 
 
 def events_of_step(before: State, report: StepReport, shown: State, sampled: Iterable[Sample] = ()) -> list[Event]:

@@ -7,7 +7,7 @@ from spec.block_table import room
 from spec.engine import Admission
 from spec.prefix_cache import key_of, longest_hit
 from spec.rules import state_rule, step_rule
-from spec.sharing import blocks_lacking, copies_owed, growth, num_unborn, seq_ids_in_use
+from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
 from spec.vocabulary import (
     Add,
     AdmissionRule,
@@ -164,7 +164,8 @@ def admit(s: State, event: Admit) -> State:
 
 def append(s: State, event: Append) -> State:
     seq = s.seqs[event.seq]
-    return replace(s, seqs={**s.seqs, event.seq: replace(seq, tokens=seq.tokens + event.tokens)})
+    drawn = {i: token for i, token in s.drawn.items() if i != event.seq}
+    return replace(s, seqs={**s.seqs, event.seq: replace(seq, tokens=seq.tokens + event.tokens)}, drawn=drawn)
 
 
 def begin(s: State, event: Begin) -> State:
@@ -348,6 +349,31 @@ def forks_keep_what_was_promised(before: State, event: Fork, after: State) -> bo
     """Under the admission rule NO_EVICT a fork leaves free all blocks that the running requests may still ask for."""
     owed = sum(blocks_owed(after, request_id) for request_id in after.running)
     return before.config.admission_rule is not AdmissionRule.NO_EVICT or owed <= len(after.free)
+
+
+@step_rule("SCHED-23", corpus="S2 C7")
+def forks_leave_a_request_that_fits(before: State, event: Fork, after: State) -> bool:
+    """After a fork the request, with all its sequences, still fits alone into an empty engine."""
+    request_id = before.seqs[event.parent].request_id
+    request = before.requests.get(request_id)
+    return request is None or fits_alone(before.config, request, num_seats(after, request_id))
+
+
+@step_rule("SCHED-24", corpus="C7 S10")
+def what_can_be_forked_is_not_refused(before: State, event: Refuse, after: State) -> bool:
+    """A fork is turned down only if it is no legal call, or for want of a seat or of blocks that are promised."""
+    return not isinstance(event.call, Fork) or not may_fork(before, event.call)
+
+
+def may_fork(s: State, event: Fork) -> bool:
+    """Whether the caller may fork now: a running sequence with output and nothing scheduled, under a new name."""
+    parent = s.seqs.get(event.parent)
+    if parent is None or parent.request_id not in s.running or event.child in seq_ids_in_use(s):
+        return False
+    after = fork(s, event)
+    rules = (forks_have_a_seat, forks_keep_what_was_promised, forks_leave_a_request_that_fits)
+    ready = parent.num_output_tokens > 0 and parent.num_scheduled_tokens == 0
+    return ready and all(rule(s, event, after) for rule in rules)
 
 
 def ends(s: State, seq_id: SeqId) -> bool:

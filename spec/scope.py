@@ -1,11 +1,11 @@
 """Scopes: how far a search goes, which calls it makes, and one complete scope for each feature (a *lens*)."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spec.block_table import first_kept
 from spec.engine import Admission, Capability, Pool
-from spec.vocabulary import Config, Event, Prefix, SeqId, State, StepId, Token
+from spec.vocabulary import Config, Event, Prefix, Seq, SeqId, State, StepId, Token
 
 PLAIN = frozenset({"allocate", "append", "fork", "release"})
 SWAP = frozenset({"swap_out", "swap_in"})
@@ -24,6 +24,7 @@ class Scope:
     num_token_values: int = 2
     max_flights: int = 0
     operations: frozenset[str] = PLAIN
+    max_append: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,9 @@ def moves(s: State, scope: Scope) -> Iterator[Move]:
     for name in sorted(scope.operations):
         match name:
             case "allocate" if unused is not None:
-                yield from (Move(name, unused, tokens) for tokens in prompts(known, scope))
+                yield from (Move(name, unused, tokens) for tokens in lines(known, (), scope.max_tokens, scope))
             case "append":
-                short = (i for i in run if seqs[i].num_tokens < scope.max_tokens)
-                yield from (Move(name, i, (t,)) for i in short for t in next_tokens(known, seqs[i].tokens, scope))
+                yield from (Move(name, i, tokens) for i in run for tokens in appended(known, seqs[i], scope))
             case "fork" if unused is not None:
                 yield from (Move(name, i, child=unused) for i in run)
             case "release":
@@ -117,13 +117,13 @@ def rollbacks(s: State, seq_id: SeqId) -> range:
     return range(shortest, seq.num_tokens)
 
 
-def known_prefixes(s: State) -> Set[Prefix]:
+def known_prefixes(s: State) -> frozenset[Prefix]:
     """Every prefix that a sequence has or that the prefix cache names."""
-    lines = [*{seq.tokens for seq in s.seqs.values()}, *(key.tokens for key in s.cached.values())]
-    return {tokens[:length] for tokens in lines for length in range(1, len(tokens) + 1)}
+    longest = {seq.tokens for seq in s.seqs.values()} | {key.tokens for key in s.cached.values()}
+    return frozenset(tokens[:length] for tokens in longest for length in range(1, len(tokens) + 1))
 
 
-def next_tokens(known: Set[Prefix], tokens: Prefix, scope: Scope) -> Iterator[Token]:
+def next_tokens(known: frozenset[Prefix], tokens: Prefix, scope: Scope) -> Iterator[Token]:
     """The tokens that may follow: those that somewhere do, and one that nowhere does.
 
     Two that nowhere follow this prefix lead to states that differ in nothing but the names of tokens.
@@ -136,11 +136,16 @@ def next_tokens(known: Set[Prefix], tokens: Prefix, scope: Scope) -> Iterator[To
         new = new and is_known
 
 
-def prompts(known: Set[Prefix], scope: Scope) -> Iterator[Prefix]:
-    """Every prompt of the scope, short ones first."""
+def appended(known: frozenset[Prefix], seq: Seq, scope: Scope) -> Iterator[Prefix]:
+    """What one call may append to the sequence."""
+    return lines(known, seq.tokens, min(scope.max_append, scope.max_tokens - seq.num_tokens), scope)
+
+
+def lines(known: frozenset[Prefix], start: Prefix, num_tokens: int, scope: Scope) -> Iterator[Prefix]:
+    """Every line of at most so many tokens that may follow a prefix, short ones first."""
     level: list[Prefix] = [()]
-    for _ in range(scope.max_tokens):
-        level = [(*prompt, token) for prompt in level for token in next_tokens(known, prompt, scope)]
+    for _ in range(num_tokens):
+        level = [(*line, token) for line in level for token in next_tokens(known, start + line, scope)]
         yield from level
 
 
@@ -168,10 +173,6 @@ class Lens:
     large: Scope
 
 
-def _lens(name: str, sentence: str, small: Scope, **larger: int | frozenset[str] | Config) -> Lens:
-    return Lens(name, sentence, small, replace(small, **larger))  # type: ignore[arg-type]  # the fields of a Scope
-
-
 _FOUR = Config(num_blocks=4, block_size=2)
 _CACHED = replace(_FOUR, prefix_cache=True)
 _SWAPPED = replace(_CACHED, num_host_blocks=2)
@@ -180,38 +181,36 @@ _WINDOW = replace(_FOUR, window=3, num_host_blocks=2)
 LENSES: Mapping[str, Lens] = {
     lens.name: lens
     for lens in (
-        _lens(
+        Lens(
             "cache",
             "Pool, prefix cache and swap: publish, hit, evict, reset, move to host memory and back.",
             Scope(_SWAPPED, operations=PLAIN | CACHE | SWAP),
-            max_seqs=3,
-            operations=PLAIN | CACHE,
-            config=_CACHED,
+            Scope(_SWAPPED, max_seqs=3, operations=PLAIN | CACHE | SWAP),
         ),
-        _lens(
+        Lens(
             "window",
             "A sliding window: blocks leave the front of a table that is forked, swapped and rolled back.",
-            Scope(_WINDOW, max_tokens=6, operations=PLAIN | SWAP | ROLLBACK),
-            max_tokens=8,
+            Scope(_WINDOW, max_seqs=3, max_tokens=6, max_append=2, operations=PLAIN | SWAP | ROLLBACK),
+            Scope(_WINDOW, max_seqs=3, max_tokens=8, max_append=2, operations=PLAIN | SWAP | ROLLBACK),
         ),
-        _lens(
+        Lens(
             "rollback",
             "Rollback with a prefix cache: tokens are taken back, and others written in their place.",
-            Scope(_CACHED, operations=PLAIN | CACHE | ROLLBACK),
-            max_tokens=5,
+            Scope(_CACHED, max_tokens=5, max_append=2, operations=PLAIN | CACHE | ROLLBACK),
+            Scope(_SWAPPED, max_tokens=5, max_append=2, operations=PLAIN | CACHE | ROLLBACK | SWAP),
         ),
-        _lens(
+        Lens(
             "flight",
             "Steps in flight: what they read stays whole, whatever the sequences do meanwhile.",
-            Scope(_FOUR, max_flights=2, operations=PLAIN | FLIGHTS),
-            operations=PLAIN | FLIGHTS | CACHE,
-            config=_CACHED,
+            Scope(_CACHED, max_tokens=3, max_flights=2, operations=PLAIN | CACHE | FLIGHTS),
+            Scope(_SWAPPED, max_flights=2, operations=PLAIN | CACHE | FLIGHTS | SWAP | ROLLBACK),
         ),
-        _lens(
+        Lens(
             "fork",
             "Forks and copy-on-write between three sequences.",
-            Scope(_FOUR, max_seqs=3, operations=PLAIN),
-            max_seqs=4,
+            Scope(replace(_FOUR, num_blocks=5), max_seqs=3, max_tokens=6, max_append=2),
+            Scope(replace(_FOUR, num_blocks=6), max_seqs=4, max_tokens=6, max_append=2),
         ),
     )
 }
+"""The features, each with a scope that takes seconds and one that takes minutes."""

@@ -10,6 +10,7 @@ from spec.rules import step_rule
 from spec.vocabulary import (
     BlockId,
     Copy,
+    Flight,
     Fork,
     Prefix,
     RequestId,
@@ -162,8 +163,8 @@ def only_shared_blocks_are_copied(before: State, event: Copy, after: State) -> b
 @step_rule("COW-4", corpus="C4")
 def copies_come_before_writes(before: State, event: Copy, after: State) -> bool:
     """A step makes its copies before it writes to their source or target."""
-    size = before.config.block_size
-    written = {slot // size for flight in before.flights.values() for slot in flight.written}
+    newest = before.flights[max(before.flights)] if before.flights else Flight()
+    written = {slot // before.config.block_size for slot in newest.written}
     return written.isdisjoint((event.source, event.target))
 
 

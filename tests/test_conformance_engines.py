@@ -6,15 +6,22 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import optimized
 import reference
-from spec.conformance.machine import lockstep_machine_for, machine_for
-from spec.engine import EngineFactory
+from spec.conformance.machine import EngineMachine, lockstep_machine_for, machine_for
+
+MACHINES = {
+    "reference": machine_for(reference.make_engine),
+    "optimized": machine_for(optimized.make_engine),
+    "side by side": lockstep_machine_for(reference.make_engine, optimized.make_engine),
+}
+BOTH = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
 
 
-@pytest.mark.parametrize("factory", [reference.make_engine, optimized.make_engine], ids=["reference", "optimized"])
-def test_an_engine_keeps_every_rule_whatever_its_caller_does(factory: EngineFactory) -> None:
-    run_state_machine_as_test(machine_for(factory), settings=settings(stateful_step_count=30))
+@BOTH
+def test_an_engine_keeps_every_rule_in_short_stories(machine: type[EngineMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=15))
 
 
-def test_both_engines_decide_alike_whatever_their_caller_does() -> None:
-    machine = lockstep_machine_for(reference.make_engine, optimized.make_engine)
-    run_state_machine_as_test(machine, settings=settings(stateful_step_count=30))
+@pytest.mark.slow
+@BOTH
+def test_an_engine_keeps_every_rule_whatever_its_caller_does(machine: type[EngineMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=40))

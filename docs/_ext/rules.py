@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from docutils import nodes
+from ledger import entries, where
 from memory_maps import drawing
 from sphinx import addnodes
 from sphinx.application import Sphinx
@@ -130,8 +131,10 @@ class Rules(SphinxDirective):
         tests = named_tests(rule.id)
         facts += fact("tests", *(separated(nodes.literal("", name) for name in tests) or [nodes.Text("none yet")]))
         facts += fact("broken by", *broken_example(BROKEN[rule.id]))
-        if (strength := getattr(rule, "strength", None)) is not None:
-            facts += fact("strength", nodes.Text(str(strength)))
+        entry = entries()[rule.id]
+        facts += fact("strength", nodes.Text(f"{entry.strength.value}: "), *self.parse_inline(where(entry))[0])
+        if entry.mutants:
+            facts += fact("catches", nodes.Text("; ".join(entry.mutants)))
         return facts
 
     def judged(self, rule: Rule) -> list[nodes.Node]:

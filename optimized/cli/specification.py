@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optimized.cli.exploration import explore
 from optimized.cli.guard import FAILED, plain_errors
 from optimized.cli.printing import JsonOption, print_json, with_status
 
 if TYPE_CHECKING:
-    from spec.explore import Exploration, Scope
+    from spec.ledger import Entry
     from spec.rules import Rule
 
 app = typer.Typer(help="Look at the specification, search it, prove it.", no_args_is_help=True)
+app.command()(explore)
 
 
 @app.command()
 @plain_errors
 def rules(as_json: JsonOption = False) -> None:
-    """List every rule."""
-    found = all_rules()
+    """List every rule, and how strongly it is known."""
+    from spec.corpus import CORPUS
+
+    entries = with_status("Looking where each rule is judged", lambda _: read_ledger())
     if as_json:
-        facts = [
+        corpus = [
             {
-                "id": rule.id,
-                "name": rule.name,
-                "sentence": rule.sentence,
-                "reason": rule.reason,
-                "kind": rule.kind.value,
-                "events": [event.__name__ for event in rule.events],
-                "corpus": list(rule.corpus),
+                "id": each.id,
+                "sentence": each.sentence,
+                "way": each.way.value,
+                "rules": list(each.rules),
+                "tests": list(each.tests),
+                "remark": each.remark,
             }
-            for rule in found
+            for each in CORPUS.values()
         ]
-        print_json({"rules": facts})
+        print_json({"rules": [entry.as_json() for entry in entries.values()], "corpus": corpus})
         return
-    for rule in found:
-        after = " | ".join(event.__name__ for event in rule.events)
-        typer.echo(f"{rule.id:11}{rule.sentence}{f'  [{after}]' if after else ''}")
+    for entry in entries.values():
+        after = " | ".join(event.__name__ for event in entry.rule.events)
+        typer.echo(f"{entry.rule.id:11}{entry.strength.value:10}{entry.rule.sentence}{f'  [{after}]' if after else ''}")
+
+
+def read_ledger() -> dict[str, Entry]:
+    """The ledger, told by the proofs, the explorer and the sabotaged engines of a checkout."""
+    import reference
+    from spec.ledger import explored_rules, ledger, mutants_in, walks
+    from spec.proofs.ledger import RULE_OF_CLAUSE, RULE_OF_GUARD
+
+    explored = explored_rules(walks(reference.make_engine))
+    return ledger(clauses=RULE_OF_CLAUSE, guards=RULE_OF_GUARD, explored=explored, mutants=mutants_in())
 
 
 def all_rules() -> list[Rule]:
@@ -48,75 +60,6 @@ def all_rules() -> list[Rule]:
     from spec.rules import RULES
 
     return list(RULES.values())
-
-
-@app.command()
-@plain_errors
-def explore(
-    num_blocks: Annotated[int, typer.Option(help="Blocks of the pool.")] = 4,
-    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 2,
-    max_seqs: Annotated[int, typer.Option(help="The most live sequences.")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens of a sequence.")] = 4,
-    num_token_values: Annotated[int, typer.Option(help="Different tokens.")] = 2,
-    max_flights: Annotated[int, typer.Option(help="The most steps in flight.")] = 0,
-    num_host_blocks: Annotated[int, typer.Option(help="Host blocks; with some, sequences are swapped.")] = 0,
-    prefix_cache: Annotated[bool, typer.Option("--prefix-cache", help="Publish, hit and evict blocks.")] = False,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Take tokens back.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Visit every reachable state of a small scope, and check every rule in each."""
-    from spec.explore import Scope
-    from spec.explore import explore as search
-    from spec.vocabulary import Config
-
-    all_rules()
-    config = Config(num_blocks, block_size, num_host_blocks=num_host_blocks, prefix_cache=prefix_cache)
-    operations = {"allocate", "append", "fork", "release"}
-    operations |= {"publish", "reset"} if prefix_cache else set()
-    operations |= {"swap_out", "swap_in"} if num_host_blocks else set()
-    operations |= {"submit", "complete"} if max_flights else set()
-    operations |= {"rollback"} if rollback else set()
-    scope = Scope(config, max_seqs, max_tokens, num_token_values, max_flights, frozenset(operations))
-    started = time.perf_counter()
-    found = with_status("Searching", lambda _: search(scope))
-    seconds = time.perf_counter() - started
-    if as_json:
-        print_json(_exploration(scope, found, seconds))
-    else:
-        typer.echo(
-            f"{found.num_states:,} states up to renaming, {found.num_edges:,} transitions, {found.num_refusals:,} "
-            f"refusals, at most {found.depth} calls deep, in {seconds:.1f} s"
-        )
-        for rule in found.broken:
-            typer.echo(f"{rule.id} does not hold: {rule.sentence}")
-        if found.broken:
-            typer.echo("  " + "\n  ".join(repr(move) for move in found.path))
-        else:
-            typer.echo(f"every one of {len(all_rules())} rules holds")
-    if found.broken:
-        raise typer.Exit(FAILED)
-
-
-def _exploration(scope: Scope, found: Exploration, seconds: float) -> dict[str, object]:
-    return {
-        "scope": {
-            "num_blocks": scope.config.num_blocks,
-            "block_size": scope.config.block_size,
-            "num_host_blocks": scope.config.num_host_blocks,
-            "max_seqs": scope.max_seqs,
-            "max_tokens": scope.max_tokens,
-            "num_token_values": scope.num_token_values,
-            "max_flights": scope.max_flights,
-            "operations": sorted(scope.operations),
-        },
-        "num_states": found.num_states,
-        "num_edges": found.num_edges,
-        "num_refusals": found.num_refusals,
-        "depth": found.depth,
-        "broken": [rule.id for rule in found.broken],
-        "path": [repr(move) for move in found.path],
-        "seconds": round(seconds, 3),
-    }
 
 
 @app.command()

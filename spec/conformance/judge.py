@@ -104,8 +104,9 @@ class JudgedEngine:
             sampled: list[Sample] = []
 
             def remember(seq: SeqId, tokens: Prefix) -> Token:
-                sampled.append(Sample(seq, tokens))
-                return token_source(seq, tokens)
+                token = token_source(seq, tokens)
+                sampled.append(Sample(seq, tokens, token))
+                return token
 
             report = self.engine.step(remember)
             shown = self.engine.snapshot()

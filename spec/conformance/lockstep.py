@@ -21,8 +21,8 @@ def nameless(s: State) -> State:
     Two states that are equal after that differ in nothing that the specification fixes.
     """
     names = Names()
-    tables = {i: tuple(names.block(b) for b in table) for i, table in s.block_tables.items()}
-    host_tables = {i: tuple(names.host_block(b) for b in table) for i, table in s.host_tables.items()}
+    tables = {i: tuple(names.block(b) for b in table) for i, table in sorted(s.block_tables.items())}
+    host_tables = {i: tuple(names.host_block(b) for b in table) for i, table in sorted(s.host_tables.items())}
     cached = sorted(s.cached.items(), key=lambda item: (names.blocks.get(item[0], s.config.num_blocks), repr(item[1])))
     renamed = {names.block(b): key for b, key in cached}
     free = sorted(names.block(b) for b in s.free)

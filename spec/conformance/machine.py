@@ -89,7 +89,8 @@ class EngineMachine(RuleBasedStateMachine):
         samples = data.draw(
             st.integers(1, min(3, self.config.max_num_seqs)) if can_fork else st.just(1), label="samples"
         )
-        per_seq = self.config.num_blocks // samples * self.config.block_size
+        spare = data.draw(st.sampled_from([0, 0, 1, 2]), label="room for forks")
+        per_seq = self.config.num_blocks // (samples + spare) * self.config.block_size
         longest = max(1, min(per_seq, self.config.max_model_len - 1))
         shorter = st.integers(1, max(1, longest // 2))
         length = data.draw(st.one_of(shorter, shorter, st.integers(1, longest)), label="prompt length")

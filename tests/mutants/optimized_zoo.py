@@ -1,5 +1,6 @@
 """Sabotaged optimized engines: faults in the pool, the scheduler, the plan and the prefix cache."""
 
+from spec.vocabulary import AdmissionRule, Config, Recovery
 from tests.mutants.sabotage import Mutant
 
 _POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _DEVICE, _WAITING = (
@@ -8,8 +9,20 @@ _POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _DEVICE, _WAITING = (
 )
 
 
-def _fault(name: str, file: str, old: str, new: str, rule: str, row: str) -> Mutant:
-    return Mutant(name, "optimized", file, old, new, rule, row)
+_SWAPPING = Config(
+    num_blocks=6,
+    block_size=1,
+    max_num_seqs=4,
+    num_host_blocks=8,
+    admission_rule=AdmissionRule.OPTIMISTIC,
+    recovery=Recovery.SWAP,
+)
+_CACHED = Config(num_blocks=8, block_size=1, max_num_seqs=4, prefix_cache=True)
+_ONE_SPARE = Config(num_blocks=2, block_size=2, watermark_blocks=1)
+
+
+def _fault(name: str, file: str, old: str, new: str, rule: str, row: str, config: Config | None = None) -> Mutant:
+    return Mutant(name, "optimized", file, old, new, rule, row, config=config)
 
 
 OPTIMIZED_ZOO = [
@@ -60,6 +73,7 @@ OPTIMIZED_ZOO = [
         "- config.watermark_blocks\n    wanted",
         "SCHED-9",
         "B-150",
+        _ONE_SPARE,
     ),
     _fault(
         "the last slot of a chunk is the next block's first",
@@ -75,16 +89,8 @@ OPTIMIZED_ZOO = [
         _PLAN,
         "seq_lens=tuple([seq.num_computed + seq.num_scheduled for seq in scheduled])",
         "seq_lens=tuple([max(1, seq.num_computed) for seq in scheduled])",
-        "ATTN-2",
+        "ATTN-3",
         "B-139",
-    ),
-    _fault(
-        "a block taken for something else can still be found",
-        _POOL,
-        "            if self.cache is not None:\n                self.cache.evict(block)\n",
-        "",
-        "CACHE-6",
-        "B-092",
     ),
     _fault(
         "nothing is ever hit",
@@ -125,6 +131,7 @@ OPTIMIZED_ZOO = [
         "seq.table = self.pool.take_many(len(seq.host_table))[::-1]\n        seq.host_table = seq.host_table[::-1]",
         "SAMPLE-1",
         "B-129",
+        _SWAPPING,
     ),
     _fault(
         "the cache is reset while its blocks are in use",
@@ -133,5 +140,6 @@ OPTIMIZED_ZOO = [
         "",
         "CACHE-10",
         "B-102",
+        _CACHED,
     ),
 ]

@@ -1,5 +1,6 @@
 """Sabotaged reference engines. Each fault is one that somebody's engine has had."""
 
+from spec.vocabulary import AdmissionRule, Config
 from tests.mutants.sabotage import Mutant
 
 _POOL, _SCHEDULER, _DOOR, _ROSTER, _DEVICE, _ENGINE, _ADMISSION = (
@@ -7,8 +8,18 @@ _POOL, _SCHEDULER, _DOOR, _ROSTER, _DEVICE, _ENGINE, _ADMISSION = (
 )
 
 
-def _fault(name: str, file: str, old: str, new: str, rule: str, row: str) -> Mutant:
-    return Mutant(name, "reference", file, old, new, rule, row)
+_CROWDED = Config(num_blocks=4, block_size=1, max_num_seqs=4, admission_rule=AdmissionRule.OPTIMISTIC)
+_PROMISED = Config(num_blocks=4, block_size=1, max_num_seqs=4, admission_rule=AdmissionRule.NO_EVICT)
+_FEW_SEATS = Config(num_blocks=8, block_size=1, max_num_seqs=2)
+_CHUNKED = Config(num_blocks=4, block_size=1, max_num_seqs=4, max_num_batched_tokens=2)
+_ONE_BLOCK = Config(num_blocks=1, block_size=4)
+_ROOMY = Config(num_blocks=16, block_size=4, max_num_seqs=4)
+_WINDOW = Config(num_blocks=8, block_size=2, max_num_seqs=2, window=2)
+_CACHED = Config(num_blocks=8, block_size=1, max_num_seqs=4, prefix_cache=True)
+
+
+def _fault(name: str, file: str, old: str, new: str, rule: str, row: str, config: Config | None = None) -> Mutant:
+    return Mutant(name, "reference", file, old, new, rule, row, config=config)
 
 
 REFERENCE_ZOO = [
@@ -43,14 +54,7 @@ REFERENCE_ZOO = [
         "return True",
         "COW-3",
         "B-065",
-    ),
-    _fault(
-        "slots count on from the first block, as if blocks were contiguous",
-        _POOL,
-        "slots.append(table[index] * block_size + offset)",
-        "slots.append(table[0] * block_size + index * block_size + offset)",
-        "TABLE-2",
-        "B-036",
+        _ROOMY,
     ),
     _fault(
         "a table grows one token before it must",
@@ -67,6 +71,7 @@ REFERENCE_ZOO = [
         "                pass",
         "PREEMPT-2",
         "B-153",
+        _CROWDED,
     ),
     _fault(
         "a preempted sequence forgets what it was given",
@@ -75,6 +80,7 @@ REFERENCE_ZOO = [
         "seq = replace(seq, num_computed_tokens=0, tokens=seq.tokens[: seq.num_prompt_tokens])",
         "PREEMPT-4",
         "B-120",
+        _CROWDED,
     ),
     _fault(
         "the oldest is preempted",
@@ -83,6 +89,7 @@ REFERENCE_ZOO = [
         "victim = self.roster.running[0]",
         "PREEMPT-1",
         "B-123",
+        _CROWDED,
     ),
     _fault(
         "a preempted request waits behind everybody",
@@ -91,6 +98,7 @@ REFERENCE_ZOO = [
         "        self.waiting.append(request_id)\n        self.num",
         "SCHED-4",
         "B-160",
+        _CROWDED,
     ),
     _fault(
         "a chunk takes the whole prompt, whatever is left of the budget",
@@ -107,6 +115,7 @@ REFERENCE_ZOO = [
         "return len(self.seqs_of(request_id))",
         "SCHED-11",
         "B-059",
+        _FEW_SEATS,
     ),
     _fault(
         "admission asks for the next chunk only",
@@ -115,6 +124,7 @@ REFERENCE_ZOO = [
         "            num_tokens = min(seq.num_tokens, budget)\n",
         "SCHED-11",
         "B-123",
+        _CHUNKED,
     ),
     _fault(
         "admission keeps a block too many",
@@ -123,6 +133,7 @@ REFERENCE_ZOO = [
         "< pool.num_free - owed - watermark",
         "SCHED-9",
         "B-150",
+        _ONE_BLOCK,
     ),
     _fault(
         "the door lets in what never fits",
@@ -169,7 +180,7 @@ REFERENCE_ZOO = [
         _DEVICE,
         "start, scheduled.stop, block_size)\n    return Read",
         "start, scheduled.stop - 1, block_size)\n    return Read",
-        "ATTN-2",
+        "ATTN-3",
         "B-107",
     ),
     _fault(
@@ -192,16 +203,206 @@ REFERENCE_ZOO = [
         "a sequence goes on after its stop token",
         _SCHEDULER,
         "if seq.tokens[-1] in request.stop_token_ids:",
-        "if seq.tokens[-1] in request.stop_token_ids[1:]:",
+        "if seq.tokens[-1] in request.stop_token_ids and seq.num_output_tokens == request.max_tokens:",
         "SCHED-17",
         "B-174",
     ),
     _fault(
-        "abort leaves the second sequence alive",
-        _ENGINE,
-        "for seq_id in self.roster.seqs_of(request_id):\n                self.scheduler.remove(seq_id)",
-        "for seq_id in self.roster.seqs_of(request_id)[:1]:\n                self.scheduler.remove(seq_id)",
-        "TABLE-8",
+        "an ended sequence takes its blocks' names along, whoever else has the blocks",
+        _SCHEDULER,
+        "        self.remove(seq_id)\n        event = Finish(seq_id, reason)",
+        "        for block in self.pool.tables[seq_id]:\n"
+        "            self.pool.cached.pop(block, None)\n"
+        "        self.remove(seq_id)\n        event = Finish(seq_id, reason)",
+        "CACHE-9",
+        "B-097",
+        _CACHED,
+    ),
+    _fault(
+        "a stop token is reported as no token",
+        _SCHEDULER,
+        "        event = Append(seq_id, (token,))\n",
+        "        stops = token in self.roster.request_of(seq_id).stop_token_ids\n"
+        "        event = Append(seq_id, () if stops else (token,))\n",
+        "CACHE-11",
+        "B-229",
+    ),
+    _fault(
+        "a preempted sequence still counts its tokens as computed",
+        _SCHEDULER,
+        "seq = replace(seq, num_computed_tokens=0, num_dropped_blocks=0)",
+        "seq = replace(seq, num_dropped_blocks=0)",
+        "PREEMPT-3",
+        "B-094",
+        _CROWDED,
+    ),
+    _fault(
+        "somebody is preempted for the last free block",
+        _SCHEDULER,
+        "while self.pool.num_free < self._blocks_to_take(draft, seq_id):",
+        "while self.pool.num_free <= self._blocks_to_take(draft, seq_id):",
+        "PREEMPT-5",
+        "B-125",
+    ),
+    _fault(
+        "every preemption is counted twice",
+        _ROSTER,
+        "self.num_preemptions[request_id] = self.num_preemptions.get(request_id, 0) + 1",
+        "self.num_preemptions[request_id] = self.num_preemptions.get(request_id, 0) + 2",
+        "PREEMPT-6",
+        "B-136",
+        _CROWDED,
+    ),
+    _fault(
+        "a token is scheduled that the sequence does not have",
+        _SCHEDULER,
+        "return seq.num_tokens - seq.num_computed_tokens - seq.num_scheduled_tokens",
+        "return seq.num_tokens - seq.num_computed_tokens - seq.num_scheduled_tokens + 1",
+        "SCHED-5",
+        "B-041",
+    ),
+    _fault(
+        "the first token after a preemption is lost",
+        _SCHEDULER,
+        "        if scheduled.stop < seq.num_tokens:\n",
+        "        if scheduled.stop < seq.num_tokens or (seq.num_output_tokens and len(scheduled.tokens) > 1):\n",
+        "SCHED-7",
+        "B-135",
+        _CROWDED,
+    ),
+    _fault(
+        "the last in the queue is admitted first",
+        _SCHEDULER,
+        "head = self.roster.waiting[0]",
+        "head = self.roster.waiting[-1]",
+        "SCHED-10",
+        "B-152",
+    ),
+    _fault(
+        "nobody is admitted before all that run have ended",
+        _ADMISSION,
+        "if budget == 0 or roster.seats",
+        "if budget == 0 or roster.running or roster.seats",
+        "SCHED-12",
+        "B-155",
+    ),
+    _fault(
+        "a step computes one sequence, whatever is left of the budget",
+        _SCHEDULER,
+        "if draft.budget == 0 or self._num_missing(seq_id) == 0:",
+        "if draft.counts or draft.budget == 0 or self._num_missing(seq_id) == 0:",
+        "SCHED-13",
+        "B-157",
+    ),
+    _fault(
+        "a request runs as soon as it comes in",
+        _ROSTER,
+        "self.seqs[request.seq_ids[0]] = seq\n        self.waiting.append(request.request_id)",
+        "self.seqs[request.seq_ids[0]] = seq\n        self.running.append(request.request_id)",
+        "SCHED-14",
+        "B-174",
+    ),
+    _fault(
+        "the last token of a step still counts as scheduled",
+        _SCHEDULER,
+        "replace(seq, num_computed_tokens=each.stop, num_scheduled_tokens=0)",
+        "replace(seq, num_computed_tokens=each.stop - 1, num_scheduled_tokens=1)",
+        "SCHED-15",
+        "B-134",
+    ),
+    _fault(
+        "a sequence ends one token too early",
+        _SCHEDULER,
+        "elif seq.num_output_tokens == request.max_tokens:",
+        "elif seq.num_output_tokens >= request.max_tokens - 1:",
+        "SCHED-16",
+        "B-248",
+    ),
+    _fault(
+        "a fork takes a seat that is not there",
+        _DOOR,
+        "if roster.seats_taken() + 1 > config.max_num_seqs or not",
+        "if not",
+        "SCHED-19",
         "B-059",
+        _FEW_SEATS,
+    ),
+    _fault(
+        "a fork forgets what NO_EVICT has promised",
+        _ADMISSION,
+        "    if pool.config.admission_rule is not AdmissionRule.NO_EVICT:\n        return True\n",
+        "    if True:\n        return True\n",
+        "SCHED-22",
+        "B-064",
+        _PROMISED,
+    ),
+    _fault(
+        "a chunk sees what its last token sees",
+        _DEVICE,
+        "start = first_visible(scheduled.start, window)",
+        "start = first_visible(scheduled.stop - 1, window)",
+        "ATTN-3",
+        "B-204",
+        _WINDOW,
+    ),
+    _fault(
+        "attention runs for the first sequence of the batch only",
+        _DEVICE,
+        "plan.window) for scheduled in plan.scheduled)",
+        "plan.window) for scheduled in plan.scheduled[:1])",
+        "ATTN-4",
+        "B-035",
+    ),
+    _fault(
+        "a request is cut to a limit without a word",
+        _ENGINE,
+        "        self.roster.add(request)\n",
+        "        self.roster.add(replace(request, max_tokens=min(request.max_tokens, 2)))\n",
+        "API-4",
+        "B-171",
+    ),
+    _fault(
+        "a block stays one token longer than the window sees it",
+        _SCHEDULER,
+        "first_visible = max(0, seq.num_computed_tokens - window + 1)",
+        "first_visible = max(0, seq.num_computed_tokens - window)",
+        "TABLE-11",
+        "B-034",
+        _WINDOW,
+    ),
+    _fault(
+        "the cache is never emptied",
+        _POOL,
+        "if any(self.ref_count[block] > 0 for block in self.cached):",
+        "if self.cached:",
+        "CACHE-13",
+        "B-015",
+        _CACHED,
+    ),
+    _fault(
+        "a fork makes a request that fits no more",
+        _DOOR,
+        "    if not _fit(config, request, len(roster.seqs_of(request.request_id)) + 1):",
+        "    if not _fit(config, request, len(roster.seqs_of(request.request_id))):",
+        "SCHED-23",
+        "B-128",
+        _CROWDED,
+    ),
+    _fault(
+        "a fork leaves a seat empty",
+        _DOOR,
+        "if roster.seats_taken() + 1 > config.max_num_seqs",
+        "if roster.seats_taken() + 2 > config.max_num_seqs",
+        "SCHED-24",
+        "B-154",
+        _FEW_SEATS,
+    ),
+    _fault(
+        "all samples are given the token of the first",
+        _SCHEDULER,
+        "self._append(sample.seq, tokens[sample.seq])",
+        "self._append(sample.seq, tokens[sample.source])",
+        "SAMPLE-2",
+        "B-060",
     ),
 ]

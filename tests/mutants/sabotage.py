@@ -1,23 +1,31 @@
-"""Engines with one fault each: a copy of a package of ours in which one piece of text was replaced."""
+"""Engines and pools with one fault each: a copy of a package of ours in which one piece of text was replaced, and three
+ways to find out which rule it breaks first."""
 
 import importlib
 import itertools
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol, Self
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from spec.canonical import Key, canonical
+from spec.conformance.judge import Follower, JudgedEngine
 from spec.conformance.machine import machine_for
-from spec.engine import EngineFactory
+from spec.engine import Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
+from spec.lockstep import NOBODY, mistakes
 from spec.rules import RuleViolation
+from spec.scope import Move, Scope, moves, rollbacks
+from spec.vocabulary import Config, Event, Prefix, SeqId, State, Token, initial_state
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()
@@ -25,7 +33,8 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: what it does wrong, where, the rule that must catch it, and the row of the bug corpus it is like."""
+    """One fault: what it does wrong, where, the rule that must catch it, and the row of the bug corpus it is like. A
+    fault of a pool has the scope in which it shows, and one that needs a full pool the limits under which it does."""
 
     name: str
     package: str
@@ -34,6 +43,8 @@ class Mutant:
     new: str
     rule: str
     row: str = ""
+    scope: Scope | None = None
+    config: Config | None = None
 
 
 @contextmanager
@@ -60,8 +71,42 @@ def sabotaged(mutant: Mutant, folder: Path) -> Iterator[ModuleType]:
             del sys.modules[name]
 
 
-def killer(factory: EngineFactory, max_examples: int = 1000) -> str:
-    """The id of the first rule that the machine sees broken, or what else happened."""
+def killer(factory: EngineFactory, config: Config | None = None, max_examples: int = 300) -> str:
+    """The id of the first rule that the machine sees broken, or what else happened. With ``config``, under these limits
+    only."""
+    return _first_broken(
+        lambda: _drive(factory, lambda limits: JudgedEngine(factory(limits), limits), config, max_examples)
+    )
+
+
+def stream_killer(factory: Callable[..., Engine], config: Config | None = None, max_examples: int = 300) -> str:
+    """The same of an engine that tells its events one by one, and is looked at while its steps are in flight."""
+    return _first_broken(lambda: _drive(factory, lambda limits: WatchedEngine(factory, limits), config, max_examples))
+
+
+def pool_killer(factory: Callable[[Config], "ClonedPool"], scope: Scope, max_states: int = 500) -> str:
+    """The same of a pool, in the states of a scope that are nearest to the empty one."""
+    return _first_broken(lambda: _walk(factory(scope.config), scope, max_states))
+
+
+def _first_broken(drive: Callable[[], None]) -> str:
+    try:
+        drive()
+    except RuleViolation as violation:
+        return violation.rule.id
+    except Exception as error:  # noqa: BLE001  a broken engine may fail in any way
+        return f"{type(error).__name__}: {error}"
+    return "survived"
+
+
+def _drive(
+    factory: EngineFactory, judged: Callable[[Config], JudgedEngine], config: Config | None, max_examples: int
+) -> None:
+    class Machine(machine_for(factory)):  # type: ignore[misc]  # a class made at run time
+        def make(self, drawn: Config) -> JudgedEngine:
+            self.config = config or drawn
+            return judged(self.config)
+
     tier = settings(
         max_examples=max_examples,
         stateful_step_count=30,
@@ -73,10 +118,69 @@ def killer(factory: EngineFactory, max_examples: int = 1000) -> str:
         report_multiple_bugs=False,
         print_blob=False,
     )
+    run_state_machine_as_test(Machine, settings=tier)
+
+
+class WatchedEngine(JudgedEngine):
+    """An engine that tells the follower its events itself."""
+
+    def __init__(self, factory: Callable[..., Engine], config: Config) -> None:
+        self.config = config
+        self.follower = Follower(config, "watched")
+        self.engine = factory(config, observer=self.follower)
+        self.is_sound = True
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        """The device draws a token while the step is in flight: that is the moment to look. An abort of nobody makes
+        the engine show itself."""
+
+        def look(seq: SeqId, tokens: Prefix) -> Token:
+            self.engine.abort(NOBODY)
+            return token_source(seq, tokens)
+
+        with self._call():
+            return self.engine.step(look)
+
+    def _follow(self, events: Iterable[Event]) -> None:
+        """They have been told."""
+
+
+class ClonedPool(Pool, Protocol):
+    """A pool that can be copied."""
+
+    def clone(self) -> Self: ...
+
+
+def _walk(pool: ClonedPool, scope: Scope, max_states: int) -> None:
+    """Breadth first, each call on a pool of its own, mistakes too; what is answered is followed, what is refused has
+    changed nothing."""
+    first = initial_state(scope.config)
+    queue: deque[tuple[ClonedPool, State]] = deque([(pool, first)])
+    seen: set[Key] = {canonical(first)}
+    while queue and len(seen) < max_states:
+        place, state = queue.popleft()
+        for move in (*mistakes(state, scope), *_too_far(state, scope), *moves(state, scope)):
+            pool, follower = place.clone(), Follower(scope.config, "pool")
+            follower.state = state
+            for event in _answer(move, pool):
+                follower.event(event)
+            follower.settled(pool.snapshot)
+            key = canonical(follower.state)
+            if key not in seen:
+                seen.add(key)
+                queue.append((pool, follower.state))
+
+
+def _answer(move: Move, pool: Pool) -> tuple[Event, ...]:
     try:
-        run_state_machine_as_test(machine_for(factory), settings=tier)
-    except RuleViolation as violation:
-        return violation.rule.id
-    except Exception as error:  # noqa: BLE001  a broken engine may fail in any way
-        return f"{type(error).__name__}: {error}"
-    return "survived"
+        answer = move.call(pool)
+    except InvalidRequest:
+        return ()
+    return answer if isinstance(answer, tuple) else ()
+
+
+def _too_far(s: State, scope: Scope) -> Iterator[Move]:
+    """Rollbacks to where the window has let go."""
+    if "rollback" in scope.operations:
+        for i in s.block_tables:
+            yield from (Move("rollback", i, number=n) for n in range(1, rollbacks(s, i).start))

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec.block_table import first_kept, holds_its_tokens, slot, slot_mapping, slots_of
-from spec.broken import ALONE, COMPUTED, EMPTY, EMPTY_PAIRS, EQUALS, FORKED, NEW, SCHEDULED, follow, stored
+from spec.broken import ALONE, COMPUTED, EMPTY, EMPTY_PAIRS, EQUALS, FORKED, NEW, SCHEDULED, STEP_1, follow, stored
 from spec.vocabulary import (
     Allocate,
     Append,
     Begin,
+    Complete,
     Observe,
     Rollback,
     Seq,
@@ -177,3 +178,8 @@ def test_dropped_blocks_are_counted_in_tokens() -> None:
     assert first_kept(slid.seqs[0], block_size=2) == 2
     assert slots_of(slid, 0, 2, 3) == (4,)
     assert holds_its_tokens(slid, 0)
+
+
+def test_table_11_passed_blocks_are_given_back() -> None:
+    allows("TABLE-11", STEP_1, Append(0, (7,)), Complete(1))
+    bites("TABLE-11")

@@ -25,6 +25,7 @@ from spec.vocabulary import (
     Preempt,
     Release,
     Slide,
+    Submit,
     SwapIn,
     SwapOut,
     initial_state,
@@ -185,3 +186,55 @@ def test_swap_6_host_tables_change_by_events_only() -> None:
 def test_swap_7_what_is_scheduled_is_not_swapped_out() -> None:
     allows("SWAP-7", ALONE, SwapOut(0, (0,)))
     bites("SWAP-7")
+
+
+PAIR = initial_state(replace(EMPTY.config, block_size=2))
+STORED = follow(PAIR, *stored(0, (5, 6, 7), (1, 2), block_size=2))
+
+
+def test_a_swap_moves_every_slot() -> None:
+    out = follow(STORED, SwapOut(0, (1, 0)))
+    assert out.host_cells == {2: (5,), 3: (5, 6), 0: (5, 6, 7)} and out.cells == {}
+    holds("SWAP-3", out)
+    back = follow(out, SwapIn(0, (2, 0)))
+    assert back.cells == {4: (5,), 5: (5, 6), 0: (5, 6, 7)} and back.host_cells == {}
+    holds("TABLE-5", back)
+
+
+def test_swap_3_every_slot_counts() -> None:
+    out = follow(STORED, SwapOut(0, (1, 0)))
+    for at in out.host_cells:
+        fails("SWAP-3", replace(out, host_cells={**out.host_cells, at: (9,)}))
+
+
+def test_swap_3_dropped_blocks_are_counted_in_tokens() -> None:
+    window = initial_state(replace(PAIR.config, window=1))
+    slid = follow(window, *stored(0, (5, 6, 7), (1, 2), block_size=2), Slide(0, 1), SwapOut(0, (1,)))
+    assert slid.host_cells == {2: (5, 6, 7)}
+    holds("SWAP-3", slid)
+    fails("SWAP-3", replace(slid, host_cells={2: (7,)}))
+
+
+def test_a_released_swapped_sequence_loses_its_own_host_slots() -> None:
+    both = follow(PAIR, *stored(0, (5, 6), (0,), block_size=2), *stored(1, (7, 8), (1,), block_size=2))
+    out = follow(both, SwapOut(0, (0,)), SwapOut(1, (1,)))
+    assert follow(out, Release(0)).host_cells == {2: (7,), 3: (7, 8)}
+    assert follow(out, Release(1)).host_cells == {0: (5,), 1: (5, 6)}
+
+
+def test_a_preempted_window_sequence_starts_again_with_a_whole_table() -> None:
+    window = replace(FULL, config=replace(FULL.config, window=1))
+    slid = follow(window, Slide(1, 1))
+    assert follow(slid, Preempt(1)).seqs[1].num_dropped_blocks == 0
+
+
+def test_an_aborted_request_leaves_the_preemptions_of_others() -> None:
+    preempted = follow(FULL, Preempt(1))
+    assert follow(preempted, Abort(0)).num_preemptions == {1: 1}
+    assert follow(preempted, Abort(1)).num_preemptions == {}
+
+
+def test_a_step_that_preempted_once_stays_one_that_preempts() -> None:
+    once = follow(FULL, Preempt(1), Submit(2))
+    assert once.flights[2].preempting
+    assert follow(once, Begin(3), Preempt(0)).flights[2].preempting

@@ -15,6 +15,7 @@ from spec.vocabulary import (
     Hit,
     Observe,
     Publish,
+    Refuse,
     Release,
     Reset,
     Seq,
@@ -176,6 +177,11 @@ def test_cache_11_appending_nothing_is_no_event() -> None:
     forbids("CACHE-11", ALONE, Append(0, ()))
 
 
+def test_cache_13_a_reset_is_refused_only_in_use() -> None:
+    allows("CACHE-13", PUBLISHED, Refuse(Reset()))
+    bites("CACHE-13")
+
+
 def test_cache_12_what_is_cached_is_hit() -> None:
     allows("CACHE-12", EMPTY, Start(0, (5, 6)), Allocate(0, 2, (0,)))
     bites("CACHE-12")
@@ -185,3 +191,54 @@ def test_a_publication_names_the_block_that_ends_the_prefix() -> None:
     state = follow(TAKEN_BACK, Allocate(0, 2, ()), Write(0, 1, (1, 2)), Publish(0, 0))
     assert state.cached == {0: CacheKey((5, 6, 7))}
     assert state.seqs[0] == Seq(0, (5, 6, 7), 3, num_computed_tokens=3)
+
+
+PAIR_CHAIN = follow(
+    EMPTY_PAIRS, *stored(0, (5, 6, 7, 8), (1, 2), block_size=2), Publish(0, 0), Publish(0, 1), Release(0)
+)
+"""Two cached blocks of two tokens each, held by nobody; block 0 is empty."""
+PAIR_CELLS = {2: (5,), 3: (5, 6), 4: (5, 6, 7), 5: (5, 6, 7, 8)}
+
+
+@pytest.mark.parametrize(("num_tokens", "hit"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)])
+def test_the_longest_hit_is_counted_in_blocks(num_tokens: int, hit: int) -> None:
+    assert longest_hit(follow(PAIR_CHAIN, Start(1, (5, 6, 7, 8, 9)[:num_tokens])), 1) == hit
+
+
+def test_a_hit_is_computed_in_tokens_and_keeps_every_slot() -> None:
+    state = follow(PAIR_CHAIN, Start(1, (5, 6, 7, 8, 9)), Hit(1, (1, 2)))
+    assert state.seqs[1].num_computed_tokens == 4
+    assert state.cells == PAIR_CELLS
+    assert follow(PAIR_CHAIN, Start(1, (5, 6, 9)), Hit(1, (1,))).cells == PAIR_CELLS
+
+
+def test_an_evicted_block_loses_every_slot_and_no_other() -> None:
+    assert follow(PAIR_CHAIN, Evict(1)).cells == {4: (5, 6, 7), 5: (5, 6, 7, 8)}
+    assert follow(PAIR_CHAIN, Evict(2)).cells == {2: (5,), 3: (5, 6)}
+
+
+def test_a_block_in_use_that_leaves_the_cache_keeps_its_contents() -> None:
+    held = follow(PAIR_CHAIN, Start(1, (5, 6, 9)), Hit(1, (1,)), Evict(1))
+    assert held.cells == PAIR_CELLS
+
+
+def test_cache_4_tokens_are_counted_and_not_blocks() -> None:
+    forbids("CACHE-4", PAIR_CHAIN, Start(1, (5, 6)), Hit(1, (1,)))
+    allows("CACHE-4", PAIR_CHAIN, Start(1, (5, 6, 7)), Hit(1, (1,)))
+
+
+def test_cache_10_every_cached_block_counts() -> None:
+    forbids("CACHE-10", CHAIN, Start(1, (5, 9)), Hit(1, (0,)), Reset())
+
+
+def test_cache_12_only_who_starts_must_look() -> None:
+    running = follow(CHAIN, Start(1, (5, 6, 7)), Hit(1, (0, 1)))
+    allows("CACHE-12", running, Allocate(1, 1, (2,)))
+    without = replace(CHAIN, config=replace(CHAIN.config, prefix_cache=False))
+    allows("CACHE-12", without, Start(1, (5, 6)), Allocate(1, 1, (2,)))
+
+
+def test_cache_12_a_window_may_leave_an_old_sequence_without_a_table() -> None:
+    tight = initial_state(replace(EMPTY.config, window=1))
+    slid = follow(tight, *stored(0, (5,), (0,)), Publish(0, 0), Slide(0, 1), Append(0, (6,)))
+    allows("CACHE-12", slid, Allocate(0, 1, (1,)))

@@ -34,7 +34,9 @@ from spec.scheduler import (
     fits_alone,
     is_servable,
     most_tokens_stored,
+    num_hits_in_use,
     num_seats,
+    num_tokens_at_start,
     num_unborn,
     seats_taken,
 )
@@ -397,5 +399,49 @@ def test_sched_22_forks_keep_what_was_promised() -> None:
     bites("SCHED-22")
 
 
+def test_sched_23_a_fork_leaves_a_request_that_fits() -> None:
+    allows("SCHED-23", TWINS_COMPUTED, Fork(0, 2))
+    allows("SCHED-23", EQUALS, Fork(0, 7))
+    bites("SCHED-23")
+
+
+def test_sched_24_what_can_be_forked_is_not_refused() -> None:
+    allows("SCHED-24", WAITING, Refuse(Fork(0, 7)))
+    allows("SCHED-24", EQUALS, Refuse(Fork(0, 7)))
+    bites("SCHED-24")
+
+
 def test_what_a_sequence_without_a_scheduler_does_is_its_callers_business() -> None:
     allows("SCHED-18", EMPTY, *stored(0, (5,), (0,)), Append(0, (6,)))
+
+
+def test_a_request_with_more_sequences_than_seats_never_fits() -> None:
+    roomy = Config(num_blocks=8, block_size=1, max_num_seqs=2)
+    assert fits_alone(roomy, ALICE, num_seqs=2)
+    assert not fits_alone(roomy, ALICE, num_seqs=3)
+
+
+def test_the_no_evict_rule_wants_blocks_for_the_unborn() -> None:
+    wants = {rule: blocks_wanted(follow(under(rule), Add(TWINS)), 0, budget=1) for rule in AdmissionRule}
+    assert wants == {AdmissionRule.OPTIMISTIC: 1, AdmissionRule.PROMPT: 1, AdmissionRule.NO_EVICT: 4}
+
+
+def test_the_optimistic_rule_wants_what_the_next_step_computes_behind_a_hit() -> None:
+    cached = follow(EMPTY_PAIRS, *stored(0, (5, 6), (0,), block_size=2), Publish(0, 0), Release(0))
+    waiting = follow(under(AdmissionRule.OPTIMISTIC, cached), Add(replace(BOB, prompt=(5, 6, 7, 8))))
+    assert num_tokens_at_start(waiting, 1) == 2
+    assert blocks_wanted(waiting, 1, budget=1) == 2
+    blind = replace(waiting, config=replace(waiting.config, prefix_cache=False))
+    assert num_tokens_at_start(blind, 1) == 0
+    assert blocks_wanted(blind, 1, budget=1) == 1
+
+
+def test_a_swapped_sequence_starts_where_it_was_and_hits_nothing() -> None:
+    swapped = follow(FULL, Publish(1, 0), SwapOut(1, (0,)), Preempt(1))
+    assert num_tokens_at_start(swapped, 1) == 1
+    assert num_hits_in_use(swapped, 1) == 0
+
+
+def test_sched_17_a_stop_token_in_the_prompt_ends_nothing() -> None:
+    prompted = replace(STEP_1, requests={0: replace(ALICE, stop_token_ids=(5,))})
+    allows("SCHED-17", prompted, Complete(1))
