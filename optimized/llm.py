@@ -298,7 +298,8 @@ class LLM:
             self._seqs.clear()
             raise
         for request_id in outcome.preempted:
-            self._open[request_id].num_preemptions += 1
+            if request_id in self._open:  # a core that cannot end one sequence goes on with it unheard
+                self._open[request_id].num_preemptions += 1
         touched: dict[RequestId, OpenRequest] = {}
         ends: dict[SeqId, FinishReason] = dict(outcome.finished)
         for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
@@ -345,6 +346,8 @@ def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | N
     """The parameters for each of so many prompts."""
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
+    if not isinstance(given, list | tuple) or not all(isinstance(each, SamplingParams) for each in given):
+        raise InvalidField("sampling_params", given, "SamplingParams, or a list of them")
     if len(given) != count:
         raise InvalidField(
             "sampling_params", f"{len(given)} of them", f"one for all, or one for each of {count} prompts"

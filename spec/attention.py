@@ -97,7 +97,7 @@ def reads_leave_nothing_out(before: State, event: Read, after: State) -> bool:
     computed, step_id = before.seqs[event.seq].num_computed_tokens, step_of(before, event.seq)
     scheduled = before.flights[step_id].scheduled[event.seq] if step_id is not None else 1
     first = first_visible(computed - scheduled, before.config.window)
-    return event.start <= first and event.start + len(event.slots) == computed
+    return event.start == first and event.start + len(event.slots) == computed
 
 
 @step_rule("ATTN-4", corpus="K1 P14 S11")
@@ -119,11 +119,14 @@ def tokens_are_sampled_from_what_the_sequence_has(before: State, event: Sample, 
 
 @step_rule("SAMPLE-2", corpus="R9 X5")
 def the_drawn_token_is_appended(before: State, event: Append, after: State) -> bool:
-    """A sequence is given the token that was drawn for it."""
-    drawn = before.drawn.get(event.seq)
-    return drawn is None or event.tokens == (drawn,)
+    """A sequence is given the token that was drawn for it.
+
+    Only where somebody knows what is drawn, and for sequences that a scheduler serves.
+    """
+    asked = before.drawn is not None and before.seqs[event.seq].request_id in before.requests
+    return before.drawn is None or not asked or event.tokens == (before.drawn.get(event.seq),)
 
 
 def sample(s: State, event: Sample) -> State:
     """The token is known, and not yet the sequence's."""
-    return replace(s, drawn={**s.drawn, event.seq: event.token})
+    return replace(s, drawn={**(s.drawn or {}), event.seq: event.token})

@@ -226,7 +226,7 @@ EXAMPLES: tuple[Broken, ...] = (
     step_example(
         "TABLE-11",
         "Position 0 is behind the window, and its block stays.",
-        initial_state(replace(CONFIG, window=1)),
+        initial_state(replace(CONFIG, window=1, prefix_cache=False)),
         *(Add(replace(ALICE, prompt=(5, 6))), Begin(1), Admit(0), Allocate(0, 2, (0, 1)), Submit(1)),
         *(Write(0, 0, (0, 1)), Read(0, (0, 1)), Append(0, (7,))),
         Complete(1),
@@ -311,6 +311,13 @@ EXAMPLES: tuple[Broken, ...] = (
         Allocate(1, 2, (1, 2)),
     ),
     step_example("CACHE-13", "Nobody holds the cached block.", UNUSED, Refuse(Reset())),
+    step_example(
+        "CACHE-14",
+        "The block is full, and the cache does not know it.",
+        STEP_1,
+        Append(0, (7,)),
+        Complete(1),
+    ),
     # preemption
     step_example("PREEMPT-1", "Bob came last, and Alice is the victim.", FULL, Preempt(0)),
     BrokenState(
@@ -381,7 +388,7 @@ EXAMPLES: tuple[Broken, ...] = (
     BrokenState("SCHED-4", "Bob came later, and stands before Alice.", replace(WAITING, waiting=(1, 0))),
     step_example("SCHED-5", "There is no second token.", EMPTY_PAIRS, Start(0, (5,)), Allocate(0, 2, (0,))),
     step_example("SCHED-6", "The token after 7 is sampled before 7 is computed.", STEP_2, Append(0, (8,))),
-    step_example("SCHED-7", "The prompt is computed, and no token sampled.", STEP_1, Complete(1)),
+    step_example("SCHED-7", "The prompt is computed, and no token sampled.", STEP_1, Publish(0, 0), Complete(1)),
     step_example(
         "SCHED-8", "The request needs four blocks, the pool has three.", EMPTY, Add(replace(ALICE, max_tokens=4))
     ),
@@ -427,7 +434,7 @@ EXAMPLES: tuple[Broken, ...] = (
         "SCHED-17",
         "Two tokens were asked for, two were sampled, and the sequence lives on.",
         STEP_2,
-        *(Allocate(0, 1, (1,)), Submit(2), Write(0, 1, (1,)), Read(0, (0, 1)), Append(0, (8,))),
+        *(Allocate(0, 1, (1,)), Submit(2), Write(0, 1, (1,)), Read(0, (0, 1)), Append(0, (8,)), Publish(0, 1)),
         Complete(2),
     ),
     step_example(
@@ -482,11 +489,11 @@ EXAMPLES: tuple[Broken, ...] = (
         "ATTN-4",
         "The token is written, and attention read nothing.",
         EMPTY,
-        *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), Write(0, 0, (0,)), Append(0, (7,))),
+        *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), Write(0, 0, (0,)), Append(0, (7,)), Publish(0, 0)),
         Complete(1),
     ),
     step_example("SAMPLE-1", "The token is drawn from the prefix without its end.", ALONE, Sample(0, (), 7)),
-    step_example("SAMPLE-2", "The token 7 was drawn, and 8 is appended.", ALONE, Sample(0, (5,), 7), Append(0, (8,))),
+    step_example("SAMPLE-2", "The token 7 was drawn, and 8 is appended.", STEP_1, Sample(0, (5,), 7), Append(0, (8,))),
     # interface
     step_example(
         "API-1",

@@ -10,6 +10,7 @@ from spec.vocabulary import (
     Append,
     BlockId,
     CacheKey,
+    Complete,
     Evict,
     Hit,
     Observe,
@@ -173,3 +174,12 @@ def what_is_cached_is_hit(before: State, event: Allocate, after: State) -> bool:
 def a_reset_is_refused_only_in_use(before: State, event: Refuse, after: State) -> bool:
     """Emptying the cache is turned down only while a cached block is in use."""
     return not isinstance(event.call, Reset) or any(before.ref_count[b] > 0 for b in before.cached)
+
+
+@step_rule("CACHE-14", corpus="P4")
+def what_is_filled_is_published(before: State, event: Complete, after: State) -> bool:
+    """When a step ends, the prefix cache names the key of every block that the step has filled."""
+    scheduled, size = before.flights[event.step_id].scheduled, before.config.block_size
+    alive = {i: before.seqs[i].num_computed_tokens for i in scheduled if i in before.seqs}
+    filled = [(i, n) for i, end in alive.items() for n in range((end - scheduled[i]) // size, end // size)]
+    return not before.config.prefix_cache or all(key_of(before, i, n) in before.cached.values() for i, n in filled)

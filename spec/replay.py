@@ -122,8 +122,19 @@ def replay(config: Config, events: Iterable[Event]) -> State:
 
 
 def observe(expected: State, shown: State) -> State:
-    """What an engine shows, with the contents that only its follower knows."""
-    return replace(shown, cells=expected.cells, host_cells=expected.host_cells, drawn=expected.drawn)
+    """What an engine shows, in mappings of our own, with the contents that only its follower knows."""
+    return replace(
+        shown,
+        block_tables=dict(shown.block_tables),
+        host_tables=dict(shown.host_tables),
+        seqs=dict(shown.seqs),
+        requests=dict(shown.requests),
+        num_preemptions=dict(shown.num_preemptions),
+        cached=dict(shown.cached),
+        cells=expected.cells,
+        host_cells=expected.host_cells,
+        drawn=expected.drawn,
+    )
 
 
 def events_of_step(before: State, report: StepReport, shown: State, sampled: Iterable[Sample] = ()) -> list[Event]:

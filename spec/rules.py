@@ -176,6 +176,6 @@ def describe(name: str, state: State, other: State) -> str:
     if name == "ref_count":
         return str({block: count for block, count in enumerate(value) if count})
     if isinstance(value, Mapping) and name not in ALWAYS_SHOWN:
-        same = getattr(other, name)
+        same = getattr(other, name) or {}
         return str({key: entry for key, entry in value.items() if same.get(key) != entry})
     return str(value)

@@ -164,7 +164,7 @@ def admit(s: State, event: Admit) -> State:
 
 def append(s: State, event: Append) -> State:
     seq = s.seqs[event.seq]
-    drawn = {i: token for i, token in s.drawn.items() if i != event.seq}
+    drawn = None if s.drawn is None else {i: token for i, token in s.drawn.items() if i != event.seq}
     return replace(s, seqs={**s.seqs, event.seq: replace(seq, tokens=seq.tokens + event.tokens)}, drawn=drawn)
 
 

@@ -173,6 +173,7 @@ class Lens:
     large: Scope
 
 
+_ALL = PLAIN | CACHE | SWAP | FLIGHTS | ROLLBACK
 _FOUR = Config(num_blocks=4, block_size=2)
 _CACHED = replace(_FOUR, prefix_cache=True)
 _SWAPPED = replace(_CACHED, num_host_blocks=2)
@@ -203,13 +204,19 @@ LENSES: Mapping[str, Lens] = {
             "flight",
             "Steps in flight: what they read stays whole, whatever the sequences do meanwhile.",
             Scope(_CACHED, max_tokens=3, max_flights=2, operations=PLAIN | CACHE | FLIGHTS),
-            Scope(_SWAPPED, max_flights=2, operations=PLAIN | CACHE | FLIGHTS | SWAP | ROLLBACK),
+            Scope(_CACHED, max_flights=2, operations=PLAIN | CACHE | FLIGHTS),
         ),
         Lens(
             "fork",
             "Forks and copy-on-write between three sequences.",
             Scope(replace(_FOUR, num_blocks=5), max_seqs=3, max_tokens=6, max_append=2),
             Scope(replace(_FOUR, num_blocks=6), max_seqs=4, max_tokens=6, max_append=2),
+        ),
+        Lens(
+            "together",
+            "Every feature at a time, but for the window.",
+            Scope(_SWAPPED, num_token_values=1, max_flights=1, max_append=2, operations=_ALL),
+            Scope(_SWAPPED, max_flights=1, max_append=2, operations=_ALL),
         ),
     )
 }

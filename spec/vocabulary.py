@@ -160,7 +160,7 @@ class State:
 
     ``free`` is in the order in which blocks will be taken, if the implementation has one. ``requests`` is in the order
     of arrival. ``cells`` and ``host_cells`` say, for each slot, the prefix whose K and V it holds, and ``drawn`` the tokens
-    that were drawn and not appended yet: an engine leaves them empty, and whoever follows it fills them in.
+    that were drawn and not appended yet: an engine leaves them out, and whoever follows it fills them in.
     """
 
     config: Config
@@ -178,7 +178,7 @@ class State:
     host_tables: Mapping[SeqId, tuple[HostBlockId, ...]] = field(default_factory=dict)
     cells: Mapping[Slot, Prefix] = field(default_factory=dict)
     host_cells: Mapping[Slot, Prefix] = field(default_factory=dict)
-    drawn: Mapping[SeqId, Token] = field(default_factory=dict)
+    drawn: Mapping[SeqId, Token] | None = None
 
     def __post_init__(self) -> None:
         if len(self.ref_count) != self.config.num_blocks:

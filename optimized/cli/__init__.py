@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -27,7 +28,9 @@ app.add_typer(traces.app, name="trace")
 
 
 def main() -> None:
-    """The entry point of the installed command."""
+    """The entry point of the installed command. A stream that was closed before the start is written to nowhere."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  open until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         app()
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from spec.engine import Admission, Engine, InvalidRequest, StepReport, TokenSource
 from spec.replay import events_of_step, observe, step
@@ -65,6 +66,7 @@ class JudgedEngine:
         self.engine = engine
         self.config = config
         self.follower = Follower(config, engine.profile.name)
+        self.follower.state = replace(self.follower.state, drawn={})  # every draw is known here
         self.is_sound = True
         """Whether every call so far has come to its end. After that nothing more can be said of the engine."""
 

@@ -44,7 +44,8 @@ def configs(profile: Profile) -> st.SearchStrategy[Config]:
         admission_rule=st.sampled_from(profile.admission_rules),
     )
     memory: list[Mapping[str, object]] = [{}]
-    memory += [{"recovery": Recovery.SWAP, "num_host_blocks": 6}] if can(Capability.SWAP) else []
+    swap: Mapping[str, object] = {"recovery": Recovery.SWAP, "num_host_blocks": 6, "watermark_blocks": 0}
+    memory += [swap, {**swap, "admission_rule": profile.admission_rules[0]}] if can(Capability.SWAP) else []
     memory += [{"prefix_cache": True}] * 2 if can(Capability.PREFIX_CACHE) else []
     memory += [{"window": window} for window in (1, 2, 3, 5)] if can(Capability.WINDOW) else []
     return st.builds(_with, config, st.sampled_from(memory))
@@ -96,9 +97,11 @@ class EngineMachine(RuleBasedStateMachine):
         length = data.draw(st.one_of(shorter, shorter, st.integers(1, longest)), label="prompt length")
         most = max(1, min(per_seq - length + 1, self.config.max_model_len - length))
         self.num_requests += 1
+        gone = [i for i in range(self.num_requests - 1) if i not in self.judged.state.requests]
+        again = st.sampled_from([self.num_requests - 1] * 3 + gone[:1])
         self.judged.add(
             Request(
-                request_id=self.num_requests - 1,
+                request_id=data.draw(again, label="request_id"),
                 prompt=tuple(data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length), label="prompt")),
                 max_tokens=data.draw(st.one_of(st.just(most), st.integers(1, most)), label="max_tokens"),
                 seq_ids=self.fresh_seqs(samples),
@@ -138,6 +141,16 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         self.judged.fork(data.draw(st.sampled_from(self.forkable()), label="parent"), self.fresh_seqs(1)[0])
+
+    @precondition(lambda self: self.profile.can(Capability.FORK) and self.judged.state.requests)
+    @rule(data=st.data())
+    def fork_what_is_refused(self, data: st.DataObject) -> None:
+        """No fork of nobody, none of a sequence that waits, and none under a name that is in use."""
+        state, fresh = self.judged.state, self.fresh_seqs(1)[0]
+        waiting = [i for i, seq in state.seqs.items() if seq.request_id in state.waiting]
+        bad = [(fresh, fresh), *((i, fresh) for i in waiting), *((i, j) for i in self.forkable() for j in state.seqs)]
+        parent, child = data.draw(st.sampled_from(bad), label="fork")
+        self.judged.fork(parent, child)
 
     @precondition(lambda self: self.profile.can(Capability.ABORT) and self.judged.state.requests)
     @rule(data=st.data())

@@ -17,7 +17,6 @@ _SWAPPING = Config(
     admission_rule=AdmissionRule.OPTIMISTIC,
     recovery=Recovery.SWAP,
 )
-_CACHED = Config(num_blocks=8, block_size=1, max_num_seqs=4, prefix_cache=True)
 _ONE_SPARE = Config(num_blocks=2, block_size=2, watermark_blocks=1)
 
 
@@ -132,14 +131,5 @@ OPTIMIZED_ZOO = [
         "SAMPLE-1",
         "B-129",
         _SWAPPING,
-    ),
-    _fault(
-        "the cache is reset while its blocks are in use",
-        _SCHEDULER,
-        "            if self.pool.num_in_use(blocks):\n                return False\n",
-        "",
-        "CACHE-10",
-        "B-102",
-        _CACHED,
     ),
 ]

@@ -225,4 +225,13 @@ POOL_ZOO = [
         "B-092",
         _CACHE,
     ),
+    _fault(
+        "the cache is emptied while its blocks are in use",
+        _POOL,
+        "        if any(self.ref_count[block] > 0 for block in self.cached):\n            return False\n",
+        "",
+        "CACHE-10",
+        "B-102",
+        _CACHE,
+    ),
 ]

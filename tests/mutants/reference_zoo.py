@@ -1,5 +1,7 @@
 """Sabotaged reference engines. Each fault is one that somebody's engine has had."""
 
+from dataclasses import replace
+
 from spec.vocabulary import AdmissionRule, Config
 from tests.mutants.sabotage import Mutant
 
@@ -9,7 +11,8 @@ _POOL, _SCHEDULER, _DOOR, _ROSTER, _DEVICE, _ENGINE, _ADMISSION = (
 
 
 _CROWDED = Config(num_blocks=4, block_size=1, max_num_seqs=4, admission_rule=AdmissionRule.OPTIMISTIC)
-_PROMISED = Config(num_blocks=4, block_size=1, max_num_seqs=4, admission_rule=AdmissionRule.NO_EVICT)
+_FORKING = Config(num_blocks=12, block_size=1, max_num_seqs=8, max_model_len=5)
+_PROMISED = replace(_FORKING, admission_rule=AdmissionRule.NO_EVICT)
 _FEW_SEATS = Config(num_blocks=8, block_size=1, max_num_seqs=2)
 _CHUNKED = Config(num_blocks=4, block_size=1, max_num_seqs=4, max_num_batched_tokens=2)
 _ONE_BLOCK = Config(num_blocks=1, block_size=4)
@@ -65,12 +68,12 @@ REFERENCE_ZOO = [
         "B-044",
     ),
     _fault(
-        "a preempted request keeps its blocks",
+        "a preempted sequence still counts tokens as scheduled",
         _SCHEDULER,
-        "                self.pool.drop(seq_id)\n                seq = replace(seq, num_computed_tokens=0, num_dropped_blocks=0)",
-        "                pass",
+        "seq = replace(self.roster.seqs[seq_id], num_scheduled_tokens=0)",
+        "seq = self.roster.seqs[seq_id]",
         "PREEMPT-2",
-        "B-153",
+        "B-140",
         _CROWDED,
     ),
     _fault(
@@ -395,7 +398,16 @@ REFERENCE_ZOO = [
         "if roster.seats_taken() + 2 > config.max_num_seqs",
         "SCHED-24",
         "B-154",
-        _FEW_SEATS,
+        replace(_FORKING, max_num_seqs=3),
+    ),
+    _fault(
+        "a block that was begun in an earlier step is never published",
+        _SCHEDULER,
+        "for index in range(scheduled.start // size, scheduled.stop // size):",
+        "for index in range(-(-scheduled.start // size), scheduled.stop // size):",
+        "CACHE-14",
+        "B-100",
+        replace(_CACHED, block_size=2),
     ),
     _fault(
         "all samples are given the token of the first",

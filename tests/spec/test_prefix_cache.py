@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from spec.broken import ALICE, ALONE, EMPTY, EMPTY_PAIRS, EQUALS, PUBLISHED, TAKEN_BACK, UNUSED, follow, stored
+from spec.broken import ALICE, ALONE, EMPTY, EMPTY_PAIRS, EQUALS, PUBLISHED, STEP_1, TAKEN_BACK, UNUSED, follow, stored
 from spec.prefix_cache import find, key_of, longest_hit, salt_of
 from spec.vocabulary import (
     Add,
     Allocate,
     Append,
     CacheKey,
+    Complete,
     Evict,
     Hit,
     Observe,
@@ -242,3 +243,8 @@ def test_cache_12_a_window_may_leave_an_old_sequence_without_a_table() -> None:
     tight = initial_state(replace(EMPTY.config, window=1))
     slid = follow(tight, *stored(0, (5,), (0,)), Publish(0, 0), Slide(0, 1), Append(0, (6,)))
     allows("CACHE-12", slid, Allocate(0, 1, (1,)))
+
+
+def test_cache_14_what_is_filled_is_published() -> None:
+    allows("CACHE-14", STEP_1, Append(0, (7,)), Publish(0, 0), Complete(1))
+    bites("CACHE-14")
