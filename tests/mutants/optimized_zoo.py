@@ -17,6 +17,9 @@ _SWAPPING = Config(
     admission_rule=AdmissionRule.OPTIMISTIC,
     recovery=Recovery.SWAP,
 )
+_CACHED = Config(num_blocks=32, block_size=1, max_num_seqs=4, max_model_len=6, prefix_cache=True)
+_PAIR = Config(num_blocks=32, block_size=4, max_num_seqs=2, max_model_len=12)
+_GUARDED = Config(num_blocks=8, block_size=1, max_num_seqs=4, max_model_len=4, watermark_blocks=5)
 _ONE_SPARE = Config(num_blocks=2, block_size=2, watermark_blocks=1)
 
 
@@ -34,20 +37,13 @@ OPTIMIZED_ZOO = [
         "B-055",
     ),
     _fault(
-        "a freed block goes to the free list twice",
-        _POOL,
-        "            self.num_free += 1\n        elif count == 1:",
-        "            self.num_free += 2\n        elif count == 1:",
-        "SCHED-11",
-        "B-002",
-    ),
-    _fault(
         "a block that is hit in the free list stays there",
         _POOL,
         "        if count == 0:\n            self._unlink(block)\n            self.num_free -= 1",
         "        if count == 0:\n            self.num_free -= 1",
         "ALLOC-3",
         "B-093",
+        _CACHED,
     ),
     _fault(
         "the source of a copy loses its holder before the copy",
@@ -56,6 +52,7 @@ OPTIMIZED_ZOO = [
         "        self.holds[block] = self.holds.get(block, 0) + 1\n        self.drop_holder(block)",
         "ALLOC-2",
         "B-019",
+        _PAIR,
     ),
     _fault(
         "the watermark is ignored",
@@ -64,6 +61,7 @@ OPTIMIZED_ZOO = [
         "\n    wanted",
         "SCHED-11",
         "B-123",
+        _GUARDED,
     ),
     _fault(
         "the watermark also holds for an empty engine",

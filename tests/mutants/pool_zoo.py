@@ -18,6 +18,15 @@ def _fault(name: str, file: str, old: str, new: str, rule: str, row: str, scope:
 
 POOL_ZOO = [
     _fault(
+        "a block that nobody holds any more is free twice",
+        _POOL,
+        "            if self.ref_count[block] == 0:\n                self.free.append(block)\n",
+        "            if self.ref_count[block] == 0:\n                self.free += [block, block]\n",
+        "ALLOC-1",
+        "B-002",
+        _FORK,
+    ),
+    _fault(
         "a block that is needed twice is handed out twice",
         _POOL,
         "        blocks = tuple(self.take() for _ in range(growth))\n        self.tables",

@@ -12,11 +12,13 @@ _POOL, _SCHEDULER, _DOOR, _ROSTER, _DEVICE, _ENGINE, _ADMISSION = (
 
 _CROWDED = Config(num_blocks=4, block_size=1, max_num_seqs=4, admission_rule=AdmissionRule.OPTIMISTIC)
 _FORKING = Config(num_blocks=12, block_size=1, max_num_seqs=8, max_model_len=5)
-_PROMISED = replace(_FORKING, admission_rule=AdmissionRule.NO_EVICT)
+_FULL = Config(num_blocks=64, block_size=1, max_num_seqs=3, max_model_len=16)
+_PROMISED = Config(num_blocks=32, block_size=1, max_num_seqs=6, max_model_len=16, admission_rule=AdmissionRule.NO_EVICT)
 _FEW_SEATS = Config(num_blocks=8, block_size=1, max_num_seqs=2)
 _CHUNKED = Config(num_blocks=4, block_size=1, max_num_seqs=4, max_num_batched_tokens=2)
 _ONE_BLOCK = Config(num_blocks=1, block_size=4)
-_ROOMY = Config(num_blocks=16, block_size=4, max_num_seqs=4)
+_ROOMY = Config(num_blocks=64, block_size=4, max_num_seqs=4, max_model_len=12)
+_ALONE = Config(num_blocks=4, block_size=2, max_num_seqs=1)
 _WINDOW = Config(num_blocks=8, block_size=2, max_num_seqs=2, window=2)
 _CACHED = Config(num_blocks=8, block_size=1, max_num_seqs=4, prefix_cache=True)
 
@@ -33,14 +35,6 @@ REFERENCE_ZOO = [
         "for block in self.tables[parent][:-1]:\n            self.hold(block)",
         "ALLOC-2",
         "B-001",
-    ),
-    _fault(
-        "a block is free as soon as one holder is left",
-        _POOL,
-        "if self.ref_count[block] == 0:\n                self.free.append(block)",
-        "if self.ref_count[block] <= 1:\n                self.free.append(block)",
-        "ALLOC-1",
-        "B-002",
     ),
     _fault(
         "a shared block is written in place",
@@ -66,6 +60,7 @@ REFERENCE_ZOO = [
         "return max(0, blocks_needed(num_tokens + 1, self.config.block_size) - held)",
         "TABLE-1",
         "B-044",
+        _ROOMY,
     ),
     _fault(
         "a preempted sequence still counts tokens as scheduled",
@@ -145,6 +140,7 @@ REFERENCE_ZOO = [
         "return num_seqs * blocks_needed(len(request.prompt), config.block_size) <= config.num_blocks",
         "SCHED-8",
         "B-122",
+        _ALONE,
     ),
     _fault(
         "the door counts a slot for the last token, which needs none",
@@ -312,6 +308,7 @@ REFERENCE_ZOO = [
         "replace(seq, num_computed_tokens=each.stop - 1, num_scheduled_tokens=1)",
         "SCHED-15",
         "B-134",
+        _ROOMY,
     ),
     _fault(
         "a sequence ends one token too early",
@@ -328,7 +325,7 @@ REFERENCE_ZOO = [
         "if not",
         "SCHED-19",
         "B-059",
-        _FEW_SEATS,
+        _FULL,
     ),
     _fault(
         "a fork forgets what NO_EVICT has promised",

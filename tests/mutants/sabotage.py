@@ -16,12 +16,13 @@ from typing import Protocol, Self
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from spec.canonical import Key, canonical
 from spec.conformance.judge import Follower, JudgedEngine
-from spec.conformance.machine import machine_for
-from spec.engine import Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
+from spec.conformance.machine import machine_for, next_token
+from spec.engine import Capability, Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
 from spec.lockstep import NOBODY, mistakes
 from spec.rules import RuleViolation
 from spec.scope import Move, Scope, moves, rollbacks
@@ -106,6 +107,14 @@ def _drive(
         def make(self, drawn: Config) -> JudgedEngine:
             self.config = config or drawn
             return judged(self.config)
+
+        @precondition(lambda self: self.profile.can(Capability.FORK) and self.judged.state.requests)
+        @rule(data=st.data())
+        def step_and_fork(self, data: st.DataObject) -> None:
+            """Forks are rare otherwise: most sequences end before somebody thinks of it."""
+            self.judged.step(next_token)
+            if self.forkable():
+                self.judged.fork(data.draw(st.sampled_from(self.forkable()), label="parent"), self.fresh_seqs(1)[0])
 
     tier = settings(
         max_examples=max_examples,

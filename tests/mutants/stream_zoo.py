@@ -7,12 +7,13 @@ _POOL, _SCHEDULER, _DEVICE, _ENGINE = (f"{name}.py" for name in ("pool", "schedu
 
 
 _CACHED = Config(num_blocks=8, block_size=1, max_num_seqs=4, prefix_cache=True)
-_ROOMY = Config(num_blocks=8, block_size=2, max_num_seqs=2)
+_ROOMY = Config(num_blocks=64, block_size=2, max_num_seqs=4, max_model_len=12)
 _SWAPPING = Config(
-    num_blocks=4,
+    num_blocks=9,
     block_size=1,
-    max_num_seqs=4,
-    num_host_blocks=8,
+    max_num_seqs=6,
+    max_model_len=5,
+    num_host_blocks=16,
     admission_rule=AdmissionRule.OPTIMISTIC,
     recovery=Recovery.SWAP,
 )
@@ -59,6 +60,7 @@ STREAM_ZOO = [
         "        self.tables[seq_id] = self.tables.get(seq_id, ()) + blocks[:1] * growth\n",
         "TABLE-6",
         "B-001",
+        _ROOMY,
     ),
     _fault(
         "the last entry of a table is padding until its block is filled",
@@ -154,7 +156,8 @@ STREAM_ZOO = [
         _SCHEDULER,
         "        return ScheduledSeq(seq_id, start, seq.tokens[start:stop], slot_mapping, table, first_kept)",
         "        named = self.pool.longest_hit(seq.tokens[:stop], self.roster.request_of(seq_id).cache_salt)\n"
-        "        table = named + table[len(named) :]\n"
+        "        if all(self.pool.ref_count[block] for block in named):\n"
+        "            table = named + table[len(named) :]\n"
         "        return ScheduledSeq(seq_id, start, seq.tokens[start:stop], slot_mapping, table, first_kept)",
         "ATTN-2",
         "B-096",

@@ -77,6 +77,7 @@ WHOLE = {
     "rollback": (5_603, 243_784),
     "flight": (8_168, 218_377),
     "fork": (872, 22_892),
+    "together": (3_587, 128_675),
 }
 """States and calls: those that make sense, and those that are the caller's mistake."""
 
