@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from spec.block_table import first_kept
 from spec.engine import Admission, Capability, Pool
-from spec.vocabulary import Config, Event, Prefix, Seq, SeqId, State, StepId, Token
+from spec.vocabulary import Config, Event, InvalidConfig, Prefix, Seq, SeqId, State, StepId, Token
 
 PLAIN = frozenset({"allocate", "append", "fork", "release"})
 SWAP = frozenset({"swap_out", "swap_in"})
@@ -25,6 +25,14 @@ class Scope:
     max_flights: int = 0
     operations: frozenset[str] = PLAIN
     max_append: int = 1
+
+    def __post_init__(self) -> None:
+        """A scope of nothing would keep every rule."""
+        for name in ("max_seqs", "max_tokens", "num_token_values", "max_append"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, getattr(self, name), "at least 1")
+        if self.max_flights < 0:
+            raise InvalidConfig("max_flights", self.max_flights, "at least 0")
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ def generate(
 
     if engine not in ("optimized", "reference"):
         raise InvalidConfig("engine", engine, "optimized or reference")
+    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
+        raise InvalidConfig("trace", str(trace), "a file in a folder that is there")
     if self_check and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
     params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)

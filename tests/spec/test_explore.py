@@ -18,7 +18,7 @@ from spec.model_pool import ModelPool
 from spec.proofs.edges import check_edge
 from spec.scope import CACHE, FLIGHTS, LENSES, PLAIN, ROLLBACK, SWAP, Move, Scope, moves
 from spec.situation import QUANTITIES, situation
-from spec.vocabulary import BlockId, Config, Event, State, initial_state
+from spec.vocabulary import BlockId, Config, Event, InvalidConfig, State, initial_state
 
 FOUR = Config(num_blocks=4, block_size=2)
 CACHED = replace(FOUR, prefix_cache=True)
@@ -322,3 +322,9 @@ def test_moves_print_as_calls() -> None:
     assert str(Move("submit", 1, number=4)) == "submit(4, (1,))"
     assert str(Move("complete", number=4)) == "complete(4)"
     assert str(Move("reset")) == "reset()"
+
+
+@pytest.mark.parametrize("nothing", [{"max_seqs": 0}, {"max_tokens": -1}, {"num_token_values": 0}, {"max_flights": -1}])
+def test_a_scope_of_nothing_is_refused(nothing: dict[str, int]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(nothing))):
+        Scope(Config(num_blocks=2), **nothing)
