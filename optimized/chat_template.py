@@ -19,7 +19,6 @@ MAX_INPUT_CHARACTERS = 4 << 20
 MAX_OUTPUT_CHARACTERS = 4 << 20
 MAX_MESSAGES = 10_000
 MAX_DEPTH = 64
-MAX_RANGE_ITEMS = 100_000
 
 Message = Mapping[str, Any]
 """A message is JSON with a ``role`` and usually a ``content``."""

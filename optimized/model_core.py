@@ -11,7 +11,8 @@ from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, bytes_per_block, num_blo
 from optimized.checkpoint import Checkpoint, ModelConfig
 from optimized.device import Failure
 from optimized.plan import Plan
-from optimized.scheduler import Outcome, blocks_needed
+from optimized.pool import blocks_needed
+from optimized.step import Outcome
 from spec.engine import Observer
 from spec.vocabulary import Config, InvalidConfig, Request, RequestId, SeqId
 

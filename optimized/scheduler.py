@@ -52,8 +52,6 @@ from spec.vocabulary import (
     SwapOut,
 )
 
-__all__ = ["Outcome", "Scheduler", "blocks_needed"]
-
 
 class Scheduler:
     """Queues, sequences and the pool. ``emit`` hears every event; without it none is made.

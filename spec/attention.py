@@ -123,8 +123,9 @@ def the_drawn_token_is_appended(before: State, event: Append, after: State) -> b
 
     Only where somebody knows what is drawn, and for sequences that a scheduler serves.
     """
-    asked = before.drawn is not None and before.seqs[event.seq].request_id in before.requests
-    return before.drawn is None or not asked or event.tokens == (before.drawn.get(event.seq),)
+    if before.drawn is None or before.seqs[event.seq].request_id not in before.requests:
+        return True
+    return event.tokens == (before.drawn.get(event.seq),)
 
 
 def sample(s: State, event: Sample) -> State:

@@ -53,14 +53,6 @@ class StepJudge:
         return None
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Where a key was first found: from which one, by which call."""
-
-    key: Key | None
-    move: Move | None
-
-
 def explore(
     scope: Scope,
     *,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optimized.capacity import bytes_per_block
 from optimized.model_core import EngineArgs, MakeObserver, Stats
-from optimized.scheduler import Outcome
+from optimized.step import Outcome
 from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State
 
 if TYPE_CHECKING:
