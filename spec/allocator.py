@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from spec.rules import state_rule, step_rule
-from spec.vocabulary import Allocate, BlockId, Copy, Event, State, SwapIn, all_blocks
+from spec.vocabulary import Allocate, BlockId, Copy, Event, State, SwapIn, all_blocks, replace
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:

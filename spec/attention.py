@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from spec.rules import step_rule
-from spec.vocabulary import Append, Complete, Read, Sample, Slot, State, step_of
+from spec.vocabulary import Append, Complete, Read, Sample, Slot, State, replace, step_of
 
 Vector: TypeAlias = tuple[float, ...]
 Partial: TypeAlias = tuple[Vector, float]

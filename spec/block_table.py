@@ -1,7 +1,6 @@
 """Block tables: from a position in a sequence to a slot in the cache."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from spec.allocator import blocks_needed, take
 from spec.rules import state_rule, step_rule
@@ -19,6 +18,7 @@ from spec.vocabulary import (
     State,
     Write,
     open_step,
+    replace,
     step_of,
 )
 

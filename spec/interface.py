@@ -75,11 +75,15 @@ def step_named(event: Event) -> StepId | None:
     return None
 
 
+NEED_A_TABLE = (Copy, Fork, Publish, Read, Rollback, Slide, SwapIn, SwapOut, Write)
+"""The events that change or use a block table which is there already."""
+
+
 def names_exist(s: State, event: Event) -> bool:
     """Whether everything that the event names is there, so that the event can be followed."""
     seq, request, step = seq_named(event), request_named(event), step_named(event)
     tables = s.host_tables if isinstance(event, SwapIn) else s.block_tables
-    needs_table = isinstance(event, Copy | Fork | Publish | Read | Rollback | Slide | SwapIn | SwapOut | Write)
+    needs_table = isinstance(event, NEED_A_TABLE)
     return (
         (seq is None or seq in s.seqs)
         and (request is None or request in s.requests)

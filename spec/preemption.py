@@ -1,7 +1,5 @@
 """Giving the cache to somebody else for a while: preemption by recomputation or by swapping to host memory."""
 
-from dataclasses import replace
-
 from spec.allocator import give_back, take
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, move_cells
@@ -17,6 +15,7 @@ from spec.vocabulary import (
     State,
     SwapIn,
     SwapOut,
+    replace,
     seqs_of,
     service_order,
 )

@@ -1,7 +1,6 @@
 """The prefix cache: full blocks that can be found by the tokens they stand for."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from spec.allocator import take
 from spec.rules import state_rule, step_rule
@@ -20,6 +19,7 @@ from spec.vocabulary import (
     Seq,
     SeqId,
     State,
+    replace,
 )
 
 

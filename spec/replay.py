@@ -1,7 +1,6 @@
 """The executable model: where an event leads, and where a list of events leads."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from spec import attention, block_table, preemption, prefix_cache, scheduler, sharing
 from spec.engine import StepReport
@@ -42,6 +41,7 @@ from spec.vocabulary import (
     SwapOut,
     Write,
     initial_state,
+    replace,
 )
 
 

@@ -1,7 +1,5 @@
 """The scheduler: who runs, how many tokens a step computes, who is admitted, and who must wait."""
 
-from dataclasses import replace
-
 from spec.allocator import blocks_needed, give_back
 from spec.block_table import room
 from spec.engine import Admission
@@ -31,6 +29,7 @@ from spec.vocabulary import (
     State,
     Submit,
     open_step,
+    replace,
     seqs_of,
     service_order,
 )

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from spec.allocator import blocks_needed, give_back, take
 from spec.block_table import room
@@ -21,6 +20,7 @@ from spec.vocabulary import (
     State,
     Write,
     open_step,
+    replace,
 )
 
 

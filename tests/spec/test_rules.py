@@ -22,7 +22,7 @@ from spec.rules import (
     state_rule,
     step_rule,
 )
-from spec.vocabulary import Event, State
+from spec.vocabulary import Event, Seq, State, replace
 from tests.spec.strategies import events, states
 
 ALL_RULES = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
@@ -146,3 +146,11 @@ SOUND = [example.before for example in EXAMPLES if not isinstance(example, Broke
 def test_the_model_follows_any_event_from_a_sound_state(before: State, event: Event) -> None:
     """So that an engine's nonsense ends in a violation, and never in an exception of ours."""
     assert isinstance(step(before, event), State)
+
+
+def test_a_transition_changes_the_named_fields_of_a_record_and_no_other() -> None:
+    seq = Seq(request_id=3, tokens=(5, 6), num_prompt_tokens=2)
+    assert replace(seq, num_computed_tokens=1) == Seq(3, (5, 6), 2, num_computed_tokens=1)
+    assert seq.num_computed_tokens == 0
+    with pytest.raises(TypeError, match="Seq has no field num_tokens"):
+        replace(seq, num_tokens=1)  # type: ignore[call-arg]
