@@ -16,7 +16,7 @@ Prefix: TypeAlias = tuple[Token, ...]
 """The tokens up to and including one position: what decides that position's K and V."""
 
 if TYPE_CHECKING:
-    from dataclasses import replace as replace
+    from dataclasses import replace as replace  # noqa: PLC0414  the chapters have it from here
 else:
     T = TypeVar("T")
 
