@@ -88,10 +88,9 @@ class LlamaModel:
         block_tables: Tensor,  # [num_seqs, max_blocks_per_seq] int32
         seq_lens: Tensor,  # [num_seqs] int32, keys including this step's
         query_start: Tensor,  # [num_seqs + 1] int32
-        sample_rows: Tensor,  # [num_samples] int64, the tokens after which one is sampled
         plan: AttentionPlan | None = None,
     ) -> Tensor:
-        """Logits ``[num_samples, vocab_size]`` in float32; the caches get the keys and values of all tokens."""
+        """What ``logits`` reads, ``[num_tokens, hidden_size]``; the caches get the keys and values of all tokens."""
         angles = self._frequencies * positions.unsqueeze(1)  # [num_tokens, head_size / 2] float64
         turn = (angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1))  # [num_tokens, 1, head_size / 2]
         attention = Attention(slot_mapping, block_tables, seq_lens, query_start, self.config.scale, plan)
@@ -99,8 +98,12 @@ class LlamaModel:
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x = x + self._attend(layer, self._normed(x, layer.input_norm), turn, kv_cache, attention)
             x = x + self._mlp(layer, self._normed(x, layer.mlp_norm))
-        sampled = self._normed(x[sample_rows], self.norm)  # [num_samples, hidden_size]
-        return F.linear(sampled, self.lm_head).float()
+        return x
+
+    @torch.inference_mode()
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits ``[num_rows, vocab_size]`` in float32, of rows ``[num_rows, hidden_size]`` that ``forward`` gave."""
+        return F.linear(self._normed(x, self.norm), self.lm_head).float()
 
     def _attend(
         self, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor], kv_cache: KVCache, attention: Attention

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
-from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
+from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput
-from optimized.sampling import SamplingParams, derived_seed
+from optimized.sampling import Logprob, SamplingParams, derived_seed
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Config, FinishReason, Request, RequestId, SeqId, Token
 
@@ -24,8 +25,8 @@ Prompt: TypeAlias = str | Sequence[Token] | Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages, each with a role and a content."""
 
-Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams]
-"""A request as the engine sees it, as its caller sees it, and how it is sampled."""
+Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, BadWords]
+"""A request as the engine sees it, as its caller sees it, how it is sampled, and the bad words as token ids."""
 
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ class LLM:
         if not isinstance(request_id, str) or any(request_id == request.name for request in self._open.values()):
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
         made = self._make(request_id, *self._read(prompt), sampling_params or SamplingParams())
-        self._core.check(made[0])
+        self._core.check(made[0], made[2])
         self._add(*made)
 
     def step(self) -> list[RequestOutput]:
@@ -167,7 +168,7 @@ class LLM:
         for each in several:
             try:
                 made.append(self._make(None, *read(each), params[len(made)], made))
-                self._core.check(made[-1][0])
+                self._core.check(made[-1][0], made[-1][2])
             except InvalidRequest as error:
                 if len(several) > 1:
                     error.add_note(f"This is about prompt {several.index(each) + 1} of {len(several)}.")
@@ -176,7 +177,7 @@ class LLM:
             self._add(*each_made)
         with _progress_bar(len(made), use_tqdm) as bar:
             self._finish_all(bar)
-        return [request.shown() for _, request, _ in made]
+        return [request.shown() for _, request, _, _ in made]
 
     def _finish_all(self, bar: tqdm[Any]) -> None:
         started, num_tokens = time.perf_counter(), 0
@@ -245,8 +246,9 @@ class LLM:
         tokenizer = self.checkpoint.tokenizer
         if params.n > self._core.config.max_num_seqs:
             raise InvalidField("n", params.n, f"at most max_num_seqs ({self._core.config.max_num_seqs})")
-        if params.stop and tokenizer is None:
-            raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: stop strings have no meaning")
+        if tokenizer is None and (params.stop or params.bad_words):
+            raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: stop strings and bad words have no meaning")
+        self._check_params(params)
         request_id = self._num_requests + len(before)
         first = self._num_seqs if not before else before[-1][0].seq_ids[-1] + 1
         seq_ids = tuple(range(first, first + params.n))
@@ -256,18 +258,44 @@ class LLM:
             tuple(token_ids),
             self._max_tokens(len(token_ids), params),
             seq_ids,
-            stop_token_ids=(*params.stop_token_ids, *ends),
+            stop_token_ids=(*(params.stop_token_ids or ()), *ends),
+            # A hit would spare the work that is asked for, and the same prompt's blocks are of use to nobody else.
+            cache_salt="" if params.prompt_logprobs is None else f"prompt_logprobs of request {request_id}",
         )
         outputs = {
             seq_id: OpenOutput(
                 index,
-                OutputText(None if tokenizer is None else tokenizer.detokenizer(), params.stop),
-                named_stops=frozenset(params.stop_token_ids),
+                OutputText(
+                    None if tokenizer is None else tokenizer.detokenizer(params.skip_special_tokens),
+                    params.stop or (),
+                    params.include_stop_str_in_output,
+                ),
+                named_stops=frozenset(params.stop_token_ids or ()),
+                with_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                logprobs=None if params.logprobs is None else [],
             )
             for index, seq_id in enumerate(seq_ids)
         }
         shown = str(request_id) if name is None else name
-        return request, OpenRequest(shown, request_id, prompt, token_ids, outputs), params
+        opened = OpenRequest(shown, request_id, prompt, token_ids, outputs)
+        if params.prompt_logprobs is not None:
+            opened.prompt_logprobs = [None] * len(token_ids)
+        return request, opened, params, self._bad_words(params)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Token ids are those of this model."""
+        vocab_size = self.checkpoint.config.vocab_size
+        for field, token_ids in params.token_ids.items():
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise InvalidField(field, token_id, f"made of token ids from 0 to {vocab_size - 1}")
+
+    def _bad_words(self, params: SamplingParams) -> BadWords:
+        """The bad words as they begin a text, and as they stand after a space."""
+        spellings = [prefix + word for word in params.bad_words or () for prefix in ("", " ")]
+        words = [tuple(self._encode(spelling, add_special_tokens=False)) for spelling in spellings]
+        return tuple(word for word in dict.fromkeys(words) if word)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """What the caller says, or what is left of the context and, for each sample, of the cache."""
@@ -281,9 +309,9 @@ class LLM:
         room = config.num_blocks // params.n * config.block_size + 1
         return max(1, min(config.max_model_len, room) - num_prompt_tokens)
 
-    def _add(self, request: Request, opened: OpenRequest, params: SamplingParams) -> None:
+    def _add(self, request: Request, opened: OpenRequest, params: SamplingParams, bad_words: BadWords) -> None:
         seed = params.seed if params.seed is not None else derived_seed(self.seed, request.request_id)
-        self._core.add(request, params, seed)
+        self._core.add(request, params, seed, bad_words)
         self._num_requests = request.request_id + 1
         self._num_seqs = request.seq_ids[-1] + 1
         self._open[request.request_id] = opened
@@ -307,10 +335,15 @@ class LLM:
             if request is None or request.outputs[seq_id].finish_reason is not None:
                 continue  # released, and its core goes on all the same
             output = request.outputs[seq_id]
-            output.take(token, ends.get(seq_id))
+            output.take(token, ends.get(seq_id), self._named(outcome.logprobs.get(seq_id)))
             if output.finish_reason is not None and seq_id not in ends:
                 self._core.release(seq_id)
             touched[request.request_id] = request
+        for seq_id, found in outcome.prompt_logprobs.items():
+            of_prompt = self._seqs[seq_id].prompt_logprobs if seq_id in self._seqs else None
+            if of_prompt is not None:
+                for position, logprobs in found.items():
+                    of_prompt[position] = self._named(logprobs)
         for request_id, failure in outcome.failed:
             touched[request_id] = self._open[request_id]
             for output in self._open[request_id].outputs.values():
@@ -319,6 +352,16 @@ class LLM:
             if request.finished:
                 self._close(request)
         return touched.values()
+
+    def _named(self, logprobs: dict[Token, Logprob] | None) -> dict[Token, Logprob] | None:
+        """Each token with its text."""
+        tokenizer = self.checkpoint.tokenizer
+        if logprobs is None or tokenizer is None:
+            return logprobs
+        return {
+            token: replace(each, decoded_token=tokenizer.decode([token], skip_special_tokens=False))
+            for token, each in logprobs.items()
+        }
 
     def _close(self, request: OpenRequest) -> None:
         del self._open[request.request_id]

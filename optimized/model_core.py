@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from optimized.plan import Plan
 from optimized.pool import blocks_needed
 from optimized.step import Outcome
 from spec.engine import Observer
-from spec.vocabulary import Config, InvalidConfig, Request, RequestId, SeqId
+from spec.vocabulary import Config, InvalidConfig, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+
+BadWords: TypeAlias = tuple[tuple[Token, ...], ...]
+"""The token ids of texts that must not come."""
 
 MakeObserver: TypeAlias = Callable[[Config], Observer]
 """Somebody to watch an engine with these limits."""
@@ -110,11 +113,11 @@ class ModelCore(Protocol):
     @property
     def config(self) -> Config: ...
 
-    def check(self, request: Request) -> None:
-        """Raise ``InvalidRequest`` if the request can never be served."""
+    def check(self, request: Request, params: SamplingParams) -> None:
+        """Raise ``InvalidRequest`` if the request can never be served, or never like that."""
         ...
 
-    def add(self, request: Request, params: SamplingParams, seed: int) -> None:
+    def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
         """Let a request wait; each of its sequences is sampled with these parameters and this seed."""
         ...
 
@@ -164,21 +167,23 @@ class TorchCore:
             num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
             model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
         self.config = replace(limits, num_blocks=num_blocks)
-        self.device = TorchDevice(model, self.config)
+        self.device = TorchDevice(model, self.config, self._tokens_of)
         observer = make_observer(self.config) if make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model=str(checkpoint.path))
         self._seq_ids: dict[RequestId, tuple[SeqId, ...]] = {}
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, params: SamplingParams) -> None:
         self.core.scheduler.check(request)
 
-    def add(self, request: Request, params: SamplingParams, seed: int) -> None:
+    def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
         from optimized.torch_device import SeqSampling
 
         self.core.add(request)
         self._seq_ids[request.request_id] = request.seq_ids
         for ordinal, seq_id in enumerate(request.seq_ids):
-            self.device.sampling[seq_id] = SeqSampling(params, seed, ordinal)
+            self.device.sampling[seq_id] = SeqSampling(
+                params, seed, ordinal, len(request.prompt), request.stop_token_ids, bad_words
+            )
 
     def step(self) -> Outcome:
         if not self.core.has_work:
@@ -190,6 +195,7 @@ class TorchCore:
             self._give_up(plan)
             raise
         outcome = self.core.commit(plan, sampled)
+        outcome.logprobs, outcome.prompt_logprobs = self.device.logprobs, self.device.prompt_logprobs
         if outcome.finished or outcome.failed:
             self._forget_ended()
         return outcome
@@ -211,6 +217,9 @@ class TorchCore:
             steps=counters.num_steps,
             num_blocks=self.config.num_blocks,
         )
+
+    def _tokens_of(self, seq_id: SeqId) -> Sequence[Token]:
+        return self.core.scheduler.seqs[seq_id].tokens
 
     def _give_up(self, plan: Plan) -> None:
         """Somebody interrupted a step, so nobody knows what it has written: no request and no cached block survives."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from optimized.sampling import Logprob
 from optimized.tokenizer import Detokenizer
 from spec.vocabulary import FinishReason, RequestId, SeqId, Token
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One continuation. The token that ended it is in ``token_ids`` and not in ``text``.
+    """One continuation. The token that ended it is in ``token_ids`` and not in ``text``, unless that was asked for.
 
     ``finish_reason`` is None while it goes on, then ``"stop"``, ``"length"``, or ``"error"`` if the model had no token
     for it. ``stop_reason`` says more: the stop string, the id of a stop token that the caller asked for, or what went
-    wrong; None for the model's own end token.
+    wrong; None for the model's own end token. ``logprobs`` has, for each token, its own entry and those of the likeliest
+    tokens, if they were asked for, and ``cumulative_logprob`` the sum over the answer.
     """
 
     index: int
@@ -23,6 +25,8 @@ class CompletionOutput:
     token_ids: list[Token]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    logprobs: list[dict[Token, Logprob]] | None = None
+    cumulative_logprob: float | None = None
 
     def finished(self) -> bool:
         """Whether it goes no further."""
@@ -31,7 +35,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back."""
+    """A prompt and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back.
+
+    ``prompt_logprobs``, if asked for, has an entry for each token of the prompt; the first, which nothing comes before,
+    is None.
+    """
 
     request_id: str
     prompt: str | None
@@ -39,13 +47,19 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_preemptions: int = 0
+    prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
 
 
 class OutputText:
-    """Text that grows by tokens and ends before the first stop string in it."""
+    """Text that grows by tokens and ends before the first stop string in it, or, ``with_stop``, right after it.
 
-    def __init__(self, detokenizer: Detokenizer | None, stop: Sequence[str] = ()) -> None:
+    As long as ``can_stop`` is False, a stop string that comes to its end is text like any other.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None, stop: Sequence[str] = (), with_stop: bool = False) -> None:
         self.text = ""
+        self.can_stop = True
+        self._with_stop = with_stop
         self.stopped_by: str | None = None
         self._is_final = False
         self._detokenizer = detokenizer
@@ -76,29 +90,39 @@ class OutputText:
     def _extend(self, more: str) -> None:
         start = len(self.text)
         self.text += more
+        if not self.can_stop:
+            return
         # An occurrence that is new ends in the new text.
         places = [(self.text.find(stop, max(0, start - len(stop) + 1)), stop) for stop in self._stop]
         found = [(place, stop) for place, stop in places if place >= 0]
         if found:
             place, self.stopped_by = min(found, key=lambda each: each[0])
-            self.text, self._is_final = self.text[:place], True
+            end = place + len(self.stopped_by) if self._with_stop else place
+            self.text, self._is_final = self.text[:end], True
 
 
 @dataclass
 class OpenOutput:
-    """A continuation on its way. ``named_stops`` are the stop tokens that the caller asked for by id."""
+    """A continuation on its way. ``named_stops`` are the stop tokens that the caller asked for by id, ``with_stop`` says
+    that what ends it is shown, and ``logprobs`` are collected if there is a list for them."""
 
     index: int
     text: OutputText
     named_stops: frozenset[Token] = frozenset()
+    with_stop: bool = False
+    min_tokens: int = 0
+    logprobs: list[dict[Token, Logprob]] | None = None
     token_ids: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    def take(self, token: Token, end: FinishReason | None) -> None:
-        """The next token, and what it means to the engine."""
+    def take(self, token: Token, end: FinishReason | None, logprobs: dict[Token, Logprob] | None = None) -> None:
+        """The next token, what it means to the engine, and what the model thought of it."""
         self.token_ids.append(token)
-        if end is not FinishReason.STOP:
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(logprobs)
+        self.text.can_stop = len(self.token_ids) > self.min_tokens
+        if end is not FinishReason.STOP or self.with_stop:
             self.text.add(token)
         if end is not None:
             self.text.finish()
@@ -115,8 +139,17 @@ class OpenOutput:
 
     def shown(self) -> CompletionOutput:
         """The continuation as it stands."""
+        logprobs = self.logprobs
         return CompletionOutput(
-            self.index, self.text.settled, self.token_ids.copy(), self.finish_reason, self.stop_reason
+            self.index,
+            self.text.settled,
+            self.token_ids.copy(),
+            self.finish_reason,
+            self.stop_reason,
+            None if logprobs is None else logprobs.copy(),
+            None
+            if logprobs is None
+            else sum(each[t].logprob for t, each in zip(self.token_ids, logprobs, strict=True)),
         )
 
 
@@ -130,6 +163,7 @@ class OpenRequest:
     prompt_token_ids: list[Token]
     outputs: dict[SeqId, OpenOutput]
     num_preemptions: int = 0
+    prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -140,4 +174,12 @@ class OpenRequest:
         """The request as it stands."""
         outputs = [output.shown() for output in self.outputs.values()]
         prompt_token_ids = self.prompt_token_ids.copy()
-        return RequestOutput(self.name, self.prompt, prompt_token_ids, outputs, self.finished, self.num_preemptions)
+        return RequestOutput(
+            self.name,
+            self.prompt,
+            prompt_token_ids,
+            outputs,
+            self.finished,
+            self.num_preemptions,
+            None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
+        )

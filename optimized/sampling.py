@@ -11,7 +11,7 @@
 ``seed`` is the request's, ``sequence`` counts the request's samples from 0, ``position`` is the place that the new token
 takes in its sequence, counted from the prompt's first token. Nothing else enters: neither the batch, nor chunks, nor
 preemption, nor a cache hit can change a token. (``absorb(h, 0), absorb(h, 1), ...`` is the SplitMix64 generator with
-state ``h``.) Then, with the logits of one row widened to float64:
+state ``h``.) Then, with the logits of one row widened to float64 and changed as ``optimized.adjustment`` says:
 
 1. ``temperature == 0``: the token of the largest logit, of several the lowest id. Otherwise
 2. ``x = logits / temperature``.
@@ -21,24 +21,28 @@ state ``h``.) Then, with the logits of one row widened to float64:
    one before it is less than ``top_p * c[-1]``.
 6. The token of the largest ``x + gumbel``, of several the lowest id. This draws from the softmax of what is left.
 
+Where ``forced_token_ids`` has a token for this place of the output, it is that one, whatever the logits say.
+
 >>> [hex(absorb(absorb(absorb(absorb(0, 1), 0), 5), token_id)) for token_id in (0, 1)]
 ['0xe21180adfdd4132f', '0xf60509ae9dd096e4']
 >>> uniforms(seed=1, sequence=0, position=5, token_ids=np.arange(3)).tolist()
 [0.8830795693191508, 0.9610143710431792, 0.42086312575338425]
->>> sample(np.array([0.0, 1.0, 2.0], np.float32), SamplingParams(temperature=1.0), seed=1, sequence=0, position=5)
+>>> sample(np.array([0.0, 1.0, 2.0], np.float32), Draw(SamplingParams(temperature=1.0), seed=1, sequence=0, position=5))
 1
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from optimized.adjustment import adjusted, is_adjusting
 from spec.engine import InvalidField
 
 MASK = (1 << 64) - 1
@@ -50,11 +54,21 @@ MIN_TEMPERATURE = 1e-5
 MAX_SAMPLES = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_STOP_STRINGS = 64
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 128
+MAX_TOKEN_ID = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt; names and meanings are vLLM's. ``max_tokens=None`` is as much as fits."""
+    """How to continue a prompt; names and meanings are vLLM's. ``max_tokens=None`` is as much as fits.
+
+    ``logprobs=k`` asks, for each token of an answer, for the logarithm of its probability before all else that is said
+    here, and for those of the ``k`` likeliest tokens; ``prompt_logprobs`` asks the same of the prompt. Below
+    ``min_tokens`` nothing ends an answer. ``forced_token_ids`` are the first tokens of every answer.
+    """
 
     n: int = 1
     temperature: float = 1.0
@@ -63,16 +77,24 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = 16
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    forced_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        _demand_list("stop", stop, MAX_STOP_STRINGS)
-        _demand_list("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._settle_lists()
         _demand_integer("n", self.n, 1, MAX_SAMPLES)
         _demand_number("temperature", self.temperature, 0.0, math.inf)
         if 0.0 < self.temperature < MIN_TEMPERATURE or self.temperature == math.inf:
@@ -85,20 +107,89 @@ class SamplingParams:
         _demand_number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _demand_integer("seed", self.seed, 0, MASK)
+        most = MAX_TOKEN_ID
         if self.max_tokens is not None:
-            _demand_integer("max_tokens", self.max_tokens, 1, 1 << 31)
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise InvalidField("stop", text, "strings that are not empty")
-        for token_id in self.stop_token_ids:
-            _demand_integer("stop_token_ids", token_id, 0, 1 << 31)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidField("ignore_eos", self.ignore_eos, "True or False")
+            _demand_integer("max_tokens", self.max_tokens, 1, most)
+            most = self.max_tokens
+        _demand_integer("min_tokens", self.min_tokens, 0, most)
+        for penalty in ("presence_penalty", "frequency_penalty"):
+            _demand_number(penalty, getattr(self, penalty), -2.0, 2.0)
+        _demand_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        for count in ("logprobs", "prompt_logprobs"):
+            if getattr(self, count) is not None:
+                _demand_integer(count, getattr(self, count), 0, MAX_LOGPROBS)
+        for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, flag), bool):
+                raise InvalidField(flag, getattr(self, flag), "True or False")
+
+    def _settle_lists(self) -> None:
+        """Lists become tuples, None the empty one, and what is in them is looked at."""
+        for field, most in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_BAD_WORDS)):
+            given = getattr(self, field)
+            texts = (given,) if isinstance(given, str) and field == "stop" else () if given is None else given
+            _demand_list(field, texts, most)
+            for text in texts:
+                if not isinstance(text, str) or not text:
+                    raise InvalidField(field, text, "strings that are not empty")
+            object.__setattr__(self, field, tuple(texts))
+        limits = {
+            "stop_token_ids": MAX_STOP_TOKEN_IDS,
+            "allowed_token_ids": MAX_TOKEN_ID,
+            "forced_token_ids": MAX_TOKEN_ID,
+        }
+        for field, most in limits.items():
+            given = getattr(self, field)
+            if given is None and field == "allowed_token_ids":
+                continue
+            token_ids = () if given is None and field == "stop_token_ids" else given
+            _demand_list(field, token_ids, most)
+            for token_id in token_ids:
+                _demand_integer(field, token_id, 0, MAX_TOKEN_ID)
+            object.__setattr__(self, field, tuple(token_ids))
+        if self.allowed_token_ids == ():
+            raise InvalidField("allowed_token_ids", [], "at least one token id, or None for all")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    @property
+    def token_ids(self) -> dict[str, Sequence[int]]:
+        """Each field that names token ids, with these; whoever knows the vocabulary checks them against it."""
+        return {
+            "stop_token_ids": self.stop_token_ids or (),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "forced_token_ids": self.forced_token_ids,
+            "logit_bias": [token_id for token_id, _ in self.biases],
+        }
+
+    @property
+    def biases(self) -> Sequence[tuple[int, float]]:
+        """``logit_bias`` as pairs."""
+        return (
+            tuple(self.logit_bias or ()) if not isinstance(self.logit_bias, Mapping) else tuple(self.logit_bias.items())
+        )
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken and chance has no part."""
         return self.temperature == 0.0
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the answer is the likeliest token of the model, whatever came before."""
+        return self.greedy and not self.forced_token_ids and not is_adjusting(self)
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids and what is added to their logits, as pairs, so that parameters can be compared and hashed."""
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, list | tuple) or len(pairs) > MAX_BIASES:
+        raise InvalidField("logit_bias", given, f"an object of at most {MAX_BIASES} token ids")
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise InvalidField("logit_bias", given, "an object from token ids to numbers")
+        _demand_integer("logit_bias", pair[0], 0, MAX_TOKEN_ID)
+        _demand_number("logit_bias", pair[1], -MAX_BIAS, MAX_BIAS)
+    return tuple((token_id, float(bias)) for token_id, bias in pairs)
 
 
 def _demand_list(field: str, value: Any, most: int) -> None:
@@ -118,46 +209,78 @@ def _demand_number(field: str, value: Any, least: float, most: float) -> None:
 
 
 class BadLogits(ArithmeticError):
-    """The model gave no numbers to sample from; only this sequence is concerned."""
+    """There is no token to choose for one row; only its sequence is concerned."""
 
     def __init__(self, largest: float, num_nan: int) -> None:
-        super().__init__(f"the largest logit is {largest}, {num_nan} logits are NaN: there is no token to choose")
+        why = f"the largest logit is {largest}, {num_nan} logits are NaN"
+        if largest == -math.inf and not num_nan:
+            why = "the model and the sampling parameters leave no token"
+        super().__init__(f"{why}: there is no token to choose")
         self.largest = largest
         self.num_nan = num_nan
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What one row is sampled with."""
+    """What one row is sampled with. ``tokens`` are those of its sequence so far, prompt and output, and are looked at
+    only if the parameters ask for it, as are the tokens that end the sequence and those of the bad words."""
 
     params: SamplingParams
     seed: int
     sequence: int
     position: int
+    tokens: Sequence[int] = ()
+    num_prompt_tokens: int = 0
+    end_token_ids: Sequence[int] = ()
+    bad_words: Sequence[tuple[int, ...]] = ()
+
+    @property
+    def forced(self) -> int | None:
+        """The token that the caller has fixed for this place of the output."""
+        index = self.position - self.num_prompt_tokens
+        return self.params.forced_token_ids[index] if 0 <= index < len(self.params.forced_token_ids) else None
 
 
 def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> list[int | BadLogits]:
     """A token for each row of logits ``[num_samples, vocab_size]``, or what is wrong with that row."""
-    tokens: list[int | BadLogits] = []
-    for row, draw in zip(logits, draws, strict=True):
+    tokens: list[int | BadLogits] = [0] * len(draws)
+    if not draws:
+        return tokens
+    # One pass for what all rows need: NaN if any is NaN, infinite if any is +inf or all are -inf.
+    is_sound, likeliest = np.isfinite(logits.max(axis=1)).tolist(), logits.argmax(axis=1).tolist()
+    for row, draw in enumerate(draws):
+        if is_sound[row] and draw.params.is_plain:
+            tokens[row] = likeliest[row]
+            continue
         try:
-            tokens.append(sample(row, draw.params, seed=draw.seed, sequence=draw.sequence, position=draw.position))
+            tokens[row] = sample(logits[row], draw)
         except BadLogits as error:
-            tokens.append(error)
+            tokens[row] = error
     return tokens
 
 
-def sample(logits: npt.NDArray[np.float32], params: SamplingParams, *, seed: int, sequence: int, position: int) -> int:
-    """The token that the definition of this module gives for logits ``[vocab_size]``."""
-    largest = logits.max()
-    if not np.isfinite(largest):  # NaN if any is NaN, infinite if any is +inf or all are -inf
-        raise BadLogits(float(largest), int(np.isnan(logits).sum()))
+def sample(logits: npt.NDArray[np.float32], draw: Draw) -> int:
+    """The token that the definition of this module gives for logits ``[vocab_size]``. Raises ``BadLogits``."""
+    _demand_a_largest(logits)
+    if draw.forced is not None:
+        return draw.forced
+    params = draw.params
+    x = logits.astype(np.float64)
+    if is_adjusting(params):
+        x = adjusted(logits, draw)
+        _demand_a_largest(x)
     if params.greedy:
-        return int(logits.argmax())
-    x = logits.astype(np.float64) / params.temperature
+        return int(x.argmax())
+    x /= params.temperature
     token_ids = survivors(x, params)
-    noise = -np.log(-np.log(uniforms(seed=seed, sequence=sequence, position=position, token_ids=token_ids)))
-    return int(token_ids[(x[token_ids] + noise).argmax()])
+    numbers = uniforms(seed=draw.seed, sequence=draw.sequence, position=draw.position, token_ids=token_ids)
+    return int(token_ids[(x[token_ids] - np.log(-np.log(numbers))).argmax()])
+
+
+def _demand_a_largest(x: npt.NDArray[np.floating[Any]]) -> None:
+    largest = x.max()
+    if not np.isfinite(largest):  # NaN if any is NaN, infinite if any is +inf or all are -inf
+        raise BadLogits(float(largest), int(np.isnan(x).sum()))
 
 
 def survivors(x: npt.NDArray[np.float64], params: SamplingParams) -> npt.NDArray[np.int64]:
@@ -180,11 +303,41 @@ def survivors(x: npt.NDArray[np.float64], params: SamplingParams) -> npt.NDArray
     return np.sort(token_ids)
 
 
+@dataclass(frozen=True)
+class Logprob:
+    """The logarithm of a token's probability, and how many tokens are at least as likely, itself included."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
 def logprob(logits: npt.NDArray[np.float32], token_id: int) -> float:
     """The logarithm of a token's probability under logits ``[vocab_size]``, before temperature and filters."""
+    return float(_log_softmax(logits)[token_id])
+
+
+def logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: int) -> dict[int, Logprob]:
+    """The chosen token's, then those of the ``num_top`` likeliest, of equal ones the lowest ids. O(vocabulary)."""
+    logs = _log_softmax(logits)
+    rank = int((logs >= logs[token_id]).sum())
+    found = {token_id: Logprob(float(logs[token_id]), rank)}
+    if num_top == 0:
+        return found
+    # What is below the last of the likeliest cannot be one of them, which spares the sort most of the vocabulary.
+    least = np.partition(logs, -num_top)[-num_top] if num_top < len(logs) else -np.inf
+    near = np.flatnonzero(logs >= least)
+    near = near[np.argsort(-logs[near], kind="stable")][:num_top]
+    for place, each in enumerate(near.tolist()):
+        found.setdefault(each, Logprob(float(logs[each]), place + 1))
+    return found
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     wide = logits.astype(np.float64)
-    largest = wide.max()
-    return float(wide[token_id] - largest - np.log(np.exp(wide - largest).sum()))
+    wide -= wide.max()
+    wide -= np.log(np.exp(wide).sum())
+    return wide
 
 
 # --- counter-based randomness ----------------------------------------------------------------------------------------

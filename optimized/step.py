@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from optimized.device import Failure
 from optimized.plan import BlockCopy, Swap
 from optimized.sequences import LiveSeq
 from spec.vocabulary import BlockId, FinishReason, RequestId, SeqId, StepId, Token
+
+if TYPE_CHECKING:
+    from optimized.sampling import Logprob
 
 
 @dataclass(slots=True)
@@ -38,3 +42,7 @@ class Outcome:
     finished: list[tuple[SeqId, FinishReason]] = field(default_factory=list)
     failed: list[tuple[RequestId, Failure]] = field(default_factory=list)
     """Requests that ended because the device had no token for one of their sequences."""
+    logprobs: Mapping[SeqId, dict[Token, Logprob]] = field(default_factory=dict)
+    """What the model thought of the tokens, where that was asked for."""
+    prompt_logprobs: Mapping[SeqId, dict[int, dict[Token, Logprob]]] = field(default_factory=dict)
+    """What it thought of the tokens of prompts, by position."""

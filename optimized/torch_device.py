@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,17 +16,29 @@ from kernels import AttentionPlan, copy_blocks, plan_attention
 from optimized.device import Failure, Sampled
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
-from optimized.sampling import BadLogits, Draw, SamplingParams, sample_rows
-from spec.vocabulary import BlockId, Config, SeqId
+from optimized.sampling import BadLogits, Draw, Logprob, SamplingParams, logprobs, sample_rows
+from spec.vocabulary import BlockId, Config, SeqId, Token
+
+Logprobs: TypeAlias = dict[Token, Logprob]
+"""The chosen token first, then the likeliest ones."""
+
+ROWS_AT_ONCE = 256
+"""Rows of a prompt whose logits are in memory at once."""
 
 
 @dataclass(frozen=True)
 class SeqSampling:
-    """How the tokens of one sequence are drawn; ``ordinal`` counts the samples of its request."""
+    """How the tokens of one sequence are drawn; ``ordinal`` counts the samples of its request.
+
+    ``end_token_ids`` are all that end it, and ``bad_words`` those of the parameters as token ids.
+    """
 
     params: SamplingParams
     seed: int
     ordinal: int
+    num_prompt_tokens: int = 0
+    end_token_ids: tuple[Token, ...] = ()
+    bad_words: tuple[tuple[Token, ...], ...] = ()
 
 
 GREEDY = SeqSampling(SamplingParams(temperature=0.0), seed=0, ordinal=0)
@@ -34,14 +48,20 @@ class TorchDevice:
     """Runs plans on the model's device: Triton kernels on a GPU, their twins on a CPU.
 
     ``sampling`` says how each sequence is sampled; whoever adds and ends sequences keeps it. A sequence that is not
-    there is greedy. ``logits`` are those of the last plan, ``[num_samples, vocab_size]``.
+    there is greedy. ``tokens_of`` gives the tokens of a live sequence. ``logits`` are those of the last plan,
+    ``[num_samples, vocab_size]``, and so are ``logprobs``, and ``prompt_logprobs`` by position, where they are asked for.
     """
 
-    def __init__(self, model: LlamaModel, config: Config) -> None:
+    def __init__(
+        self, model: LlamaModel, config: Config, tokens_of: Callable[[SeqId], Sequence[Token]] = lambda _: ()
+    ) -> None:
         self.model = model
         self.config = config
+        self.tokens_of = tokens_of
         self.sampling: dict[SeqId, SeqSampling] = {}
         self.logits: Tensor | None = None
+        self.logprobs: dict[SeqId, Logprobs] = {}
+        self.prompt_logprobs: dict[SeqId, dict[int, Logprobs]] = {}
         self.kv_caches = model.new_kv_caches(config.num_blocks, config.block_size)
         self._host_caches = [
             tuple(_host_like(cache, config.num_host_blocks) for cache in pair) for pair in self.kv_caches
@@ -51,9 +71,12 @@ class TorchDevice:
 
     def run(self, plan: Plan) -> Sequence[Sampled]:
         self._move_blocks(plan)
+        self.logprobs, self.prompt_logprobs = {}, {}
         if not plan.seq_ids:
             return ()
-        self.logits = self._forward(plan)
+        hidden_states = self._forward(plan)
+        self._read_prompts(plan, hidden_states)
+        self.logits = self.model.logits(hidden_states[self._tensor(plan.sample_rows, torch.int64)])
         return self._sample(plan, self.logits)
 
     def _move_blocks(self, plan: Plan) -> None:
@@ -86,7 +109,6 @@ class TorchDevice:
             self._tables.filled(plan.block_tables),
             self._tensor(plan.seq_lens, torch.int32),
             self._tensor(plan.query_start, torch.int32),
-            self._tensor(plan.sample_rows, torch.int64),
             self._attention_plan(plan),
         )
 
@@ -113,12 +135,48 @@ class TorchDevice:
 
     def _sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
         """A token for each sample. A row without numbers to choose from is a failure of its own request only."""
-        draws = []
+        draws, rows = [], logits.cpu().numpy()
         for row, seq_id in zip(plan.sample_rows, plan.sample_seq_ids, strict=True):
             how = self.sampling.get(seq_id, GREEDY)
-            draws.append(Draw(how.params, how.seed, how.ordinal, plan.positions[row] + 1))
-        tokens = sample_rows(logits.cpu().numpy(), draws)
-        return [Failure(str(token)) if isinstance(token, BadLogits) else token for token in tokens]
+            if how.params.is_plain:
+                draws.append(Draw(how.params, how.seed, how.ordinal, plan.positions[row] + 1))
+                continue
+            # A sequence about to be forked has its parent's tokens.
+            tokens = self.tokens_of(plan.seq_ids[bisect_right(plan.query_start, row) - 1])
+            draws.append(
+                Draw(
+                    how.params,
+                    how.seed,
+                    how.ordinal,
+                    plan.positions[row] + 1,
+                    tokens,
+                    how.num_prompt_tokens,
+                    how.end_token_ids,
+                    how.bad_words,
+                )
+            )
+        sampled = sample_rows(rows, draws)
+        for seq_id, logits_of_row, token, draw in zip(plan.sample_seq_ids, rows, sampled, draws, strict=True):
+            if draw.params.logprobs is not None and not isinstance(token, BadLogits):
+                self.logprobs[seq_id] = logprobs(logits_of_row, token, draw.params.logprobs)
+        return [Failure(str(token)) if isinstance(token, BadLogits) else token for token in sampled]
+
+    def _read_prompts(self, plan: Plan, hidden_states: Tensor) -> None:
+        """What the model thinks of the prompts that ask for it: of each token, given those before it."""
+        for seq_id, (start, stop) in zip(plan.seq_ids, pairwise(plan.query_start), strict=True):
+            how = self.sampling.get(seq_id, GREEDY)
+            num_top = how.params.prompt_logprobs
+            stop = min(stop, start + how.num_prompt_tokens - 1 - plan.positions[start])
+            if num_top is None or stop <= start:
+                continue
+            tokens, found = self.tokens_of(seq_id), {}
+            for first in range(start, stop, ROWS_AT_ONCE):
+                some = range(first, min(stop, first + ROWS_AT_ONCE))
+                logits = self.model.logits(hidden_states[some.start : some.stop]).cpu().numpy()
+                for row, logits_of_row in zip(some, logits, strict=True):
+                    position = plan.positions[row] + 1
+                    found[position] = logprobs(logits_of_row, tokens[position], num_top)
+            self.prompt_logprobs[seq_id] = found
 
 
 class _TableRows:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optimized.capacity import bytes_per_block
-from optimized.model_core import EngineArgs, MakeObserver, Stats
+from optimized.model_core import BadWords, EngineArgs, MakeObserver, Stats
 from optimized.step import Outcome
+from spec.engine import InvalidField
 from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State
 
 if TYPE_CHECKING:
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     from optimized.sampling import SamplingParams
 
 CACHE_BYTES = 1 << 28
+
+NOT_HERE = {
+    "min_tokens": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "forced_token_ids": (),
+}
+"""Sampling parameters that the reference engine does not have, with the values that say nothing."""
 
 
 class ReferenceCore:
@@ -33,12 +48,15 @@ class ReferenceCore:
         self._engine = ReferenceModelEngine(checkpoint.arrays(), model, self.config, self)
         self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, params: SamplingParams) -> None:
         from reference.door import check_request
 
+        for name, default in NOT_HERE.items():
+            if getattr(params, name) != default:
+                raise InvalidField(name, getattr(params, name), f"{default!r}: the reference engine knows no other")
         check_request(self.config, self._engine.engine.roster, request)
 
-    def add(self, request: Request, params: SamplingParams, seed: int) -> None:
+    def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
         from reference import Sampling
 
         self._engine.add(request, Sampling(params.temperature, params.top_p, params.top_k, params.min_p, seed))

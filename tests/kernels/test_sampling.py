@@ -8,7 +8,7 @@ import torch
 
 from kernels import NO_TOKEN, BadArgument, cpu_draw_tokens, draw_tokens, triton_draw_tokens
 from kernels.sampling_twin import signed
-from optimized.sampling import SamplingParams, absorb, sample
+from optimized.sampling import Draw, SamplingParams, absorb, sample
 
 BOTH = pytest.mark.parametrize("draw", [cpu_draw_tokens, triton_draw_tokens], ids=["twin", "triton"])
 
@@ -35,7 +35,7 @@ def test_a_row_gets_the_token_of_the_definition(draw, vocab_size):
     )
     for row, (temperature, min_p) in enumerate(kinds):
         params = SamplingParams(temperature=temperature, min_p=min_p)
-        assert found[row] == sample(logits[row].numpy(), params, seed=7, sequence=0, position=row)
+        assert found[row] == sample(logits[row].numpy(), Draw(params, seed=7, sequence=0, position=row))
 
 
 def test_many_draws_follow_the_softmax():

@@ -84,7 +84,7 @@ def test_a_model_without_a_tokenizer_takes_and_gives_token_ids() -> None:
     assert (answer.prompt, len(answer.outputs[0].token_ids), answer.outputs[0].text) == (None, 5, "")
     with pytest.raises(InvalidRequest, match="random-0 has no tokenizer"):
         llm.generate("hello")
-    with pytest.raises(InvalidRequest, match="stop strings have no meaning"):
+    with pytest.raises(InvalidRequest, match="stop strings and bad words have no meaning"):
         llm.generate([[1]], SamplingParams(stop="a"))
 
 

@@ -131,7 +131,7 @@ class Paged:
             seq_lens.append(self.computed[seq])
             starts.append(starts[-1] + len(chunk))
         rows = range(len(token_ids)) if every_row else [start - 1 for start in starts[1:]]
-        return self.model.forward(
+        hidden_states = self.model.forward(
             torch.tensor(token_ids),
             torch.cat(positions),
             self.kv_caches,
@@ -139,8 +139,8 @@ class Paged:
             self.block_tables[list(chunks)],
             torch.tensor(seq_lens, dtype=torch.int32),
             torch.tensor(starts, dtype=torch.int32),
-            torch.tensor(list(rows)),
         )
+        return self.model.logits(hidden_states[list(rows)])
 
 
 def chunks_of(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
@@ -191,18 +191,7 @@ def test_only_rows_that_sample_get_logits() -> None:
 
 def test_nothing_to_sample_gives_no_logits() -> None:
     model = LlamaModel(CONFIG, random_checkpoint(CONFIG, 0).tensors)
-    empty = torch.tensor([], dtype=torch.int64)
-    logits = model.forward(
-        torch.tensor([1]),
-        torch.tensor([0]),
-        model.new_kv_caches(1, 4),
-        torch.tensor([0]),
-        torch.tensor([[0]], dtype=torch.int32),
-        torch.tensor([1], dtype=torch.int32),
-        torch.tensor([0, 1], dtype=torch.int32),
-        empty,
-    )
-    assert logits.shape == (0, CONFIG.vocab_size)
+    assert model.logits(torch.zeros(0, CONFIG.hidden_size)).shape == (0, CONFIG.vocab_size)
 
 
 def test_a_model_counts_its_bytes() -> None:

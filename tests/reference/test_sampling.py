@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optimized.sampling import SamplingParams
+from optimized.sampling import Draw, SamplingParams
 from optimized.sampling import sample as optimized_sample
 from reference.sampling import Sampling, candidates, sample, uniform
 
@@ -31,7 +31,7 @@ def test_both_engines_draw_the_same_token(sampling: Sampling) -> None:
     )
     for position in range(50):
         row = logits(position)
-        expected = optimized_sample(row, params, seed=sampling.seed, sequence=2, position=position)
+        expected = optimized_sample(row, Draw(params, seed=sampling.seed, sequence=2, position=position))
         drawn = sample(row.astype(np.float64), sampling, sequence=2, position=position)
         assert drawn == expected, f"position {position}"
 

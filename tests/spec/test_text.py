@@ -117,7 +117,7 @@ def test_x7_a_draw_depends_on_its_own_request_only(rows: list[list[float]], seed
     logits = np.array([row[:width] for row in rows], np.float32)
     draws = [Draw(SamplingParams(temperature=0.5 + i), seed, i, 7) for i in range(len(rows))]
     together = {i: [token] for i, token in enumerate(sample_rows(logits, draws)) if isinstance(token, int)}
-    alone = {i: [sample(logits[i], d.params, seed=seed, sequence=i, position=7)] for i, d in enumerate(draws)}
+    alone = {i: [sample(logits[i], d)] for i, d in enumerate(draws)}
     assert len(together) == len(rows)
     assert text.depends_on_itself_only(alone, together)
 
