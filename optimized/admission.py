@@ -48,7 +48,7 @@ def blocks_promised(config: Config, pool: BlockPool, request: LiveRequest) -> in
     for seq in request.seqs:
         room = seq.num_computed + seq.num_scheduled
         if room < most:
-            promised += max(0, blocks - len(seq.table))
+            promised += max(0, blocks - len(seq.table) - seq.num_dropped_blocks)
             if room % block_size and seq.table:
                 writers[seq.table[-1]] += 1
     # Of several sequences that share a tail, the last one writes in place.
@@ -60,7 +60,8 @@ def may_fork(config: Config, pool: BlockPool, running: Sequence[LiveRequest], pa
     if config.admission_rule is not AdmissionRule.NO_EVICT:
         return True
     most, room = parent.request.most_tokens_stored, parent.num_computed + parent.num_scheduled
-    growth = max(0, blocks_needed(most, config.block_size) - len(parent.table)) if room < most else 0
+    held = len(parent.table) + parent.num_dropped_blocks
+    growth = max(0, blocks_needed(most, config.block_size) - held) if room < most else 0
     # Whoever of the two writes first into a half-filled tail copies it.
     copies = 1 if room < most and room % config.block_size and parent.table else 0
     return blocks_owed(config, pool, running) + growth + copies <= pool.num_free

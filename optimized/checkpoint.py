@@ -48,7 +48,8 @@ class ModelConfig:
     """The numbers that fix a model's shapes and arithmetic.
 
     ``rope_divisors`` has one number per rotary pair, or none at all: the angle of pair ``i`` at position ``p`` is
-    ``p * rope_theta ** (-2 * i / head_size) / rope_divisors[i]``.
+    ``p * rope_theta ** (-2 * i / head_size) / rope_divisors[i]``. With a ``sliding_window`` a token sees so many tokens,
+    itself included, in every layer.
     """
 
     num_layers: int
@@ -63,6 +64,7 @@ class ModelConfig:
     rope_divisors: tuple[float, ...] = ()
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
+    sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     architecture: str = "llama"
@@ -76,6 +78,8 @@ class ModelConfig:
         _check_count("head_size", self.head_size, MAX_HEAD_SIZE)
         _check_count("vocab_size", self.vocab_size, MAX_VOCAB_SIZE)
         _check_count("max_model_len", self.max_model_len, MAX_CONTEXT)
+        if self.sliding_window is not None:
+            _check_count("sliding_window", self.sliding_window, MAX_CONTEXT)
         if self.architecture != "llama":
             raise ConfigError(f"architecture is {self.architecture!r}, only 'llama' is supported")
         if self.num_query_heads % self.num_kv_heads:

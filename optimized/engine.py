@@ -28,6 +28,7 @@ from spec.vocabulary import (
     Finish,
     Fork,
     Preempt,
+    Prefix,
     Refuse,
     Request,
     RequestId,
@@ -130,6 +131,7 @@ CAPABILITIES = frozenset(
         Capability.SWAP,
         Capability.PREFIX_CACHE,
         Capability.PRIORITY,
+        Capability.WINDOW,
         Capability.ABORT,
     }
 )
@@ -141,8 +143,11 @@ class SymbolicEngine:
     profile = Profile("optimized", CAPABILITIES, eviction_order=EvictionOrder.LRU)
 
     def __init__(self, config: Config, observer: Observer | None = None) -> None:
-        self.device = SymbolicDevice(config.block_size, lambda seq_id, prefix: 0)
+        self.device = SymbolicDevice(config.block_size, lambda seq_id, prefix: 0, config.window, self._prefix_of)
         self.core = EngineCore(config, self.device, observer)
+
+    def _prefix_of(self, seq_id: SeqId, num_tokens: int) -> Prefix:
+        return tuple(self.core.scheduler.seqs[seq_id].tokens[:num_tokens])
 
     def add(self, request: Request) -> None:
         self.core.add(request)

@@ -85,7 +85,7 @@ class LlamaModel:
         positions: Tensor,  # [num_tokens] int64
         kv_caches: Sequence[KVCache],  # one for each layer
         slot_mapping: Tensor,  # [num_tokens] int64, where each token's key and value go
-        block_tables: Tensor,  # [num_seqs, max_blocks_per_seq] int32
+        block_tables: Tensor,  # [num_seqs, max_blocks_per_seq] int32; entries that the window has passed may say anything
         seq_lens: Tensor,  # [num_seqs] int32, keys including this step's
         query_start: Tensor,  # [num_seqs + 1] int32
         plan: AttentionPlan | None = None,
@@ -93,7 +93,8 @@ class LlamaModel:
         """What ``logits`` reads, ``[num_tokens, hidden_size]``; the caches get the keys and values of all tokens."""
         angles = self._frequencies * positions.unsqueeze(1)  # [num_tokens, head_size / 2] float64
         turn = (angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1))  # [num_tokens, 1, head_size / 2]
-        attention = Attention(slot_mapping, block_tables, seq_lens, query_start, self.config.scale, plan)
+        window = self.config.sliding_window
+        attention = Attention(slot_mapping, block_tables, seq_lens, query_start, self.config.scale, window, plan)
         x = F.embedding(token_ids, self.embedding)  # [num_tokens, hidden_size]
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x = x + self._attend(layer, self._normed(x, layer.input_norm), turn, kv_cache, attention)
@@ -159,6 +160,7 @@ class Attention:
     seq_lens: Tensor
     query_start: Tensor
     scale: float
+    window: int | None
     plan: AttentionPlan | None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache) -> Tensor:
@@ -173,6 +175,7 @@ class Attention:
             self.seq_lens,
             self.query_start,
             scale=self.scale,
+            window=self.window,
             plan=self.plan,
         )
 

@@ -14,7 +14,7 @@ from optimized.plan import Plan
 from optimized.pool import blocks_needed
 from optimized.step import Outcome
 from spec.engine import Observer
-from spec.vocabulary import Config, InvalidConfig, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, InvalidConfig, Recovery, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 
 BadWords: TypeAlias = tuple[tuple[Token, ...], ...]
 """The token ids of texts that must not come."""
@@ -34,7 +35,12 @@ MakeObserver: TypeAlias = Callable[[Config], Observer]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """What a caller says about the engine; names and meanings are vLLM's. None is chosen by device and model."""
+    """What a caller says about the engine; names and meanings are vLLM's. None is chosen by device and model.
+
+    ``swap_space`` is host memory in GiB for preempted requests, unless told as much as the cache has. With
+    ``preemption_mode`` ``swap`` they go there while there is room, with ``recompute`` never, with ``auto`` if a
+    ``swap_space`` is given.
+    """
 
     block_size: int = 16
     max_num_seqs: int | None = None
@@ -43,7 +49,9 @@ class EngineArgs:
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool = False
+    enable_prefix_caching: bool = True
+    preemption_mode: str = "auto"
+    swap_space: float | None = None
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
@@ -57,7 +65,13 @@ class EngineArgs:
                     raise InvalidConfig(each.name, value, f"a whole number, at least {least}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidConfig("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0 and at most 1")
-        for name, choices in (("dtype", DTYPES), ("device", DEVICES)):
+        space = self.swap_space
+        if space is not None and not (isinstance(space, int | float) and 0.0 <= space < 1 << 20):
+            raise InvalidConfig("swap_space", self.swap_space, "a number of GiB, at least 0")
+        if self.swap_space and self.preemption_mode == "recompute":
+            raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
+        choices_of = (("dtype", DTYPES), ("device", DEVICES), ("preemption_mode", PREEMPTION_MODES))
+        for name, choices in choices_of:
             if getattr(self, name) not in choices:
                 raise InvalidConfig(name, getattr(self, name), f"one of {', '.join(choices)}")
 
@@ -73,7 +87,20 @@ class EngineArgs:
             max_num_batched_tokens=self.max_num_batched_tokens or max_num_batched_tokens,
             max_model_len=longest,
             prefix_cache=self.enable_prefix_caching,
+            window=None if model.sliding_window is None or model.sliding_window >= longest else model.sliding_window,
         )
+
+    def sized(self, limits: Config, num_blocks: int, block_bytes: int) -> Config:
+        """The limits with so many blocks, and with host blocks if preempted requests are to be swapped."""
+        config = replace(limits, num_blocks=num_blocks)
+        if self.preemption_mode == "recompute" or (self.preemption_mode == "auto" and not self.swap_space):
+            return config
+        num_host_blocks = num_blocks if self.swap_space is None else int(self.swap_space * 2**30) // block_bytes
+        present = memory_present()
+        if num_host_blocks * block_bytes > present:
+            most = f"at most this machine's memory, {present / 2**30:.1f}"
+            raise InvalidConfig("swap_space", self.swap_space or num_blocks * block_bytes / 2**30, most)
+        return replace(config, recovery=Recovery.SWAP, num_host_blocks=num_host_blocks)
 
     def num_blocks_in_memory(self, limits: Config, block_bytes: int, default_bytes: int) -> int:
         """How many blocks the cache has in this machine's main memory; unless told, no more than can be of use."""
@@ -84,7 +111,7 @@ class EngineArgs:
         num_blocks = self.num_gpu_blocks_override or num_blocks
         if num_blocks < 1:
             raise InvalidConfig("kv_cache_memory_bytes", memory, f"at least one block, {block_bytes:,} bytes")
-        present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        present = memory_present()
         if num_blocks * block_bytes > present:
             name = "num_gpu_blocks_override" if self.num_gpu_blocks_override else "kv_cache_memory_bytes"
             most = present if name == "kv_cache_memory_bytes" else present // block_bytes
@@ -92,17 +119,25 @@ class EngineArgs:
         return num_blocks
 
 
+def memory_present() -> int:
+    """This machine's main memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 @dataclass(frozen=True)
 class Stats:
     """What the cache has done since the engine was made.
 
     ``blocks_prompt_shared`` is the most blocks that several sequences held at one time: with one request of several
-    samples, the blocks of its prompt. ``blocks_copied`` counts copies on write.
+    samples, the blocks of its prompt. ``blocks_copied`` counts copies on write, ``blocks_swapped_out`` the blocks of
+    preempted requests that went to host memory, ``hit_tokens`` the tokens that were found in the prefix cache.
     """
 
     blocks_prompt_shared: int
     blocks_copied: int
     num_preemptions: int
+    blocks_swapped_out: int
+    hit_tokens: int
     steps: int
     num_blocks: int
 
@@ -166,7 +201,7 @@ class TorchCore:
         else:
             num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
             model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
-        self.config = replace(limits, num_blocks=num_blocks)
+        self.config = args.sized(limits, num_blocks, block_bytes)
         self.device = TorchDevice(model, self.config, self._tokens_of)
         observer = make_observer(self.config) if make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model=str(checkpoint.path))
@@ -214,6 +249,8 @@ class TorchCore:
             blocks_prompt_shared=pool.peak_shared,
             blocks_copied=counters.num_blocks_copied,
             num_preemptions=counters.num_preemptions,
+            blocks_swapped_out=counters.num_blocks_swapped_out,
+            hit_tokens=counters.num_hit_tokens,
             steps=counters.num_steps,
             num_blocks=self.config.num_blocks,
         )

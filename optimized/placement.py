@@ -9,8 +9,8 @@ from spec.vocabulary import BlockId
 
 def num_blocks_to_place(pool: BlockPool, seq: LiveSeq, budget: int, block_size: int) -> int:
     """How many free blocks the sequence will take: those that it hits, new ones, and one for a copy."""
-    computed, held = seq.num_computed, len(seq.table)
-    if pool.cache is not None and not seq.table:
+    computed, held = seq.num_computed, len(seq.table) + seq.num_dropped_blocks
+    if pool.cache is not None and not computed:
         hits = longest_hit(pool, seq)
         computed = len(hits) * block_size
         held = pool.num_in_use(hits)
@@ -23,6 +23,15 @@ def longest_hit(pool: BlockPool, seq: LiveSeq) -> list[BlockId]:
     if pool.cache is None or seq.host_table:
         return []
     return pool.cache.find(seq.chain, seq.tokens, limit=(len(seq.tokens) - 1) // pool.cache.block_size)
+
+
+def num_passed_blocks(num_computed: int, window: int, block_size: int) -> int:
+    """How many leading blocks no token sees any more that is still to be computed (TABLE-10, TABLE-11).
+
+    >>> [num_passed_blocks(computed, window=3, block_size=2) for computed in (0, 3, 4, 5, 6)]
+    [0, 0, 1, 1, 2]
+    """
+    return max(0, num_computed - window + 1) // block_size
 
 
 def must_copy(pool: BlockPool, seq: LiveSeq, block_size: int) -> bool:

@@ -49,6 +49,9 @@ class Plan:
     sample_seq_ids: tuple[
         SeqId, ...
     ] = ()  # [num_samples], for whom; a sequence about to be forked stands after its parent
+    num_dropped_blocks: tuple[
+        int, ...
+    ] = ()  # [num_seqs] with a sliding window, else empty: how many entries have left the table's front
     copies: tuple[BlockCopy, ...] = ()
     swaps: tuple[Swap, ...] = ()
     preempted: tuple[RequestId, ...] = ()
@@ -75,13 +78,21 @@ def _tuples(value: Any) -> Any:  # Any: whatever JSON can hold
     return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
 
 
-def writes_and_reads(plan: Plan, block_size: int) -> Iterator[Write | Read]:
+def writes_and_reads(plan: Plan, block_size: int, window: int | None) -> Iterator[Write | Read]:
     """What a device does to the cache after the copies, as the plan's arrays say: all writes, then all reads."""
     bounds = pairwise(plan.query_start)
     for seq_id, (start, stop) in zip(plan.seq_ids, bounds, strict=True):
         yield Write(seq_id, plan.positions[start], plan.slot_mapping[start:stop])
-    for seq_id, table, seq_len in zip(plan.seq_ids, plan.block_tables, plan.seq_lens, strict=True):
-        yield Read(seq_id, slots_of_table(table, seq_len, block_size))
+    for index in range(len(plan.seq_ids)):
+        yield read_of(plan, index, block_size, window)
+
+
+def read_of(plan: Plan, index: int, block_size: int, window: int | None) -> Read:
+    """What the attention of one sequence reads: from the first position that a token of this step sees."""
+    first_kept = plan.num_dropped_blocks[index] * block_size if plan.num_dropped_blocks else 0
+    start = 0 if window is None else max(0, plan.positions[plan.query_start[index]] - window + 1)
+    slots = slots_of_table(plan.block_tables[index], plan.seq_lens[index] - first_kept, block_size)
+    return Read(plan.seq_ids[index], slots[start - first_kept :], start)
 
 
 def slots_of_table(table: Sequence[BlockId], num_tokens: int, block_size: int) -> tuple[Slot, ...]:
@@ -147,7 +158,8 @@ def mixed_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
         else:
             token_ids += seq.tokens[start:stop]
             positions += range(start, stop)
-            slots += slots_of(seq.table, start, stop, block_size)
+            first_kept = seq.num_dropped_blocks * block_size
+            slots += slots_of(seq.table, start - first_kept, stop - first_kept, block_size)
         if stop == len(seq.tokens):
             # A request's other sequences are forked from this one, and each draws its own first token.
             sampled = seq.request.request.seq_ids if seq.request.num_unborn else (seq.seq_id,)

@@ -93,6 +93,8 @@ class PrefixCache:
 
     def publish(self, chain: list[Record], tokens: Sequence[Token], index: int, block: BlockId) -> bool:
         """The block, which holds full block ``index`` of the tokens, can be found; False if another one can already."""
+        for earlier in range(len(chain) - 1, index):  # blocks that left a window before anybody named them
+            self._known(chain, tokens, earlier)
         record = self._known(chain, tokens, index)
         if record.block is not None or record.digest in self._by_digest:
             return False

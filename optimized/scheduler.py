@@ -14,7 +14,7 @@ from optimized.admission import may_admit, may_fork
 from optimized.counters import Counters
 from optimized.device import Failure, Sampled
 from optimized.door import check_fork, check_request, room_for_fork
-from optimized.placement import longest_hit, must_copy, num_blocks_to_place
+from optimized.placement import longest_hit, must_copy, num_blocks_to_place, num_passed_blocks
 from optimized.plan import BlockCopy, Plan, Swap, decode_batch, mixed_batch, writes_and_reads
 from optimized.pool import BlockPool, blocks_needed
 from optimized.prefix_cache import PrefixCache
@@ -46,6 +46,7 @@ from spec.vocabulary import (
     RequestId,
     Reset,
     SeqId,
+    Slide,
     StepId,
     Submit,
     SwapIn,
@@ -174,13 +175,13 @@ class Scheduler:
 
     def _place(self, step: StepInFlight, seq: LiveSeq) -> None:
         """The sequence gets the blocks for its next tokens, as many as the budget allows, and is scheduled."""
-        if self.cache is not None and not seq.table:
+        if self.cache is not None and not seq.num_computed:
             self._take_hits(seq)
         count = min(len(seq.tokens) - seq.num_computed, step.budget)
         if must_copy(self.pool, seq, self.config.block_size):
             self._copy_tail(step, seq)
-        growth = blocks_needed(seq.num_computed + count, self.config.block_size) - len(seq.table)
-        blocks = self.pool.take_many(growth)
+        held = len(seq.table) + seq.num_dropped_blocks
+        blocks = self.pool.take_many(blocks_needed(seq.num_computed + count, self.config.block_size) - held)
         if blocks:
             seq.table += blocks
         seq.num_scheduled = count
@@ -228,7 +229,7 @@ class Scheduler:
             seq.num_scheduled = 0
             if not seq.host_table:
                 self._drop_table(seq)
-                seq.num_computed = 0
+                seq.num_computed = seq.num_dropped_blocks = 0
         if in_step:
             # In place: whoever schedules goes on with these lists. Sources of copies stay held until the step is over.
             step.scheduled[:] = [seq for seq in step.scheduled if seq.request is not request]
@@ -306,6 +307,7 @@ class Scheduler:
         # An unborn sequence is sampled beside the one it comes from, which only the general case knows.
         plain = step.only_last_tokens and not self._promised
         batch = (decode_batch if plain else mixed_batch)(step.scheduled, self.config.block_size)
+        windowed = self.config.window is not None
         self.counters.num_blocks_copied += len(step.copies)
         self.counters.num_tokens_computed += len(batch.token_ids)
         return Plan(
@@ -314,6 +316,7 @@ class Scheduler:
             copies=tuple(step.copies),
             swaps=tuple(step.swaps),
             preempted=tuple(step.preempted),
+            num_dropped_blocks=tuple([seq.num_dropped_blocks for seq in step.scheduled]) if windowed else (),
         )
 
     # --- commit -----------------------------------------------------------------------------------------------------
@@ -326,9 +329,11 @@ class Scheduler:
         """
         step = self.flights.pop(plan.step_id)
         if self._emit is not None:
-            for event in writes_and_reads(plan, self.config.block_size):
+            for event in writes_and_reads(plan, self.config.block_size, self.config.window):
                 self._emit(event)
         self._compute(step)
+        if self.config.window is not None:
+            self._slide(step, self.config.window)
         tokens = [token for token in sampled if not isinstance(token, Failure)]
         outcome = Outcome(plan.sample_seq_ids, tokens, preempted=step.preempted)
         if len(tokens) < len(sampled):
@@ -355,9 +360,24 @@ class Scheduler:
         if self.cache is not None:
             for seq, first in filled:
                 for index in range(first, seq.num_computed // block_size):
-                    published = self.cache.publish(seq.chain, seq.tokens, index, seq.table[index])
+                    block = seq.table[index - seq.num_dropped_blocks]
+                    published = self.cache.publish(seq.chain, seq.tokens, index, block)
                     if published and self._emit is not None:
                         self._emit(Publish(seq.seq_id, index))
+
+    def _slide(self, step: StepInFlight, window: int) -> None:
+        """The blocks that no later token sees leave their tables, the last one first (TABLE-11).
+
+        O(scheduled sequences + blocks that leave): a sequence pays for each of its blocks once.
+        """
+        for seq in step.scheduled:
+            count = num_passed_blocks(seq.num_computed, window, self.config.block_size) - seq.num_dropped_blocks
+            if count > 0:
+                self.pool.release(seq.table[:count])
+                seq.table = seq.table[count:]
+                seq.num_dropped_blocks += count
+                if self._emit is not None:
+                    self._emit(Slide(seq.seq_id, count))
 
     def _end_failed(self, plan: Plan, sampled: Sequence[Sampled], outcome: Outcome) -> None:
         """A request that has a sequence without a token ends, and only that one; the others' tokens are left."""

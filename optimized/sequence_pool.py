@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from copy import deepcopy
 
+from optimized.placement import num_passed_blocks
 from optimized.plan import slots_of
 from optimized.pool import BlockPool, blocks_needed
 from optimized.prefix_cache import PrefixCache, Record
@@ -33,6 +34,7 @@ from spec.vocabulary import (
     Rollback,
     Seq,
     SeqId,
+    Slide,
     Start,
     State,
     StepId,
@@ -51,6 +53,7 @@ CAPABILITIES = frozenset(
         Capability.COPY_ON_WRITE,
         Capability.SWAP,
         Capability.PREFIX_CACHE,
+        Capability.WINDOW,
         Capability.ROLLBACK,
         Capability.OVERLAP,
     }
@@ -109,7 +112,7 @@ class SequencePool:
         own = self._running(seq)
         if not tokens:
             raise InvalidField("tokens", tokens, "at least one token")
-        num_blocks = blocks_needed(len(own.tokens) + len(tokens), self.config.block_size)
+        num_blocks = blocks_needed(len(own.tokens) + len(tokens), self.config.block_size) - own.num_dropped_blocks
         if num_blocks > self.config.num_blocks:
             return Admission.NEVER
         if num_blocks - len(own.table) + self._must_copy(own) > self.pool.num_free:
@@ -135,13 +138,27 @@ class SequencePool:
             target = self.pool.take()
             events.append(Copy(seq, len(own.table) - 1, source, target))
             own.table = (*own.table[:-1], target)
-        blocks = self.pool.take_many(blocks_needed(stop, size) - len(own.table))
+        blocks = self.pool.take_many(blocks_needed(stop, size) - own.num_dropped_blocks - len(own.table))
         own.table += blocks
         if source is not None:
             self.pool.drop_holder(source)
         own.num_computed = stop
-        slots = tuple(slots_of(own.table, start, stop, size))
-        return [*events, Allocate(seq, stop - start, blocks), Write(seq, start, slots)]
+        first_kept = own.num_dropped_blocks * size
+        slots = tuple(slots_of(own.table, start - first_kept, stop - first_kept, size))
+        return [*events, Allocate(seq, stop - start, blocks), Write(seq, start, slots), *self._slide(seq)]
+
+    def _slide(self, seq: SeqId) -> list[Event]:
+        """The blocks that no later token sees leave the table."""
+        own, window = self.seqs[seq], self.config.window
+        if window is None:
+            return []
+        count = num_passed_blocks(own.num_computed, window, self.config.block_size) - own.num_dropped_blocks
+        if count <= 0:
+            return []
+        self.pool.release(own.table[:count])
+        own.table = own.table[count:]
+        own.num_dropped_blocks += count
+        return [Slide(seq, count)]
 
     def fork(self, parent: SeqId, child: SeqId) -> Answer:
         own = self._running(parent)
@@ -161,8 +178,10 @@ class SequencePool:
         return (Release(seq),)
 
     def swap_out(self, seq: SeqId) -> Answer:
-        """The whole table goes to host memory, or nothing does."""
+        """The whole table goes to host memory, or nothing does. A window can have emptied it: nothing to do."""
         own = self._running(seq)
+        if not own.table:
+            return ()
         if len(own.table) > self.config.num_host_blocks:
             return Admission.NEVER
         if len(own.table) > len(self.host_free):
@@ -188,8 +207,9 @@ class SequencePool:
         own = self._running(seq)
         if self.cache is None:
             return ()
-        cache, full = self.cache, range(own.num_computed // self.config.block_size)
-        published = [index for index in full if cache.publish(own.chain, own.tokens, index, own.table[index])]
+        cache, dropped = self.cache, own.num_dropped_blocks
+        full = range(dropped, own.num_computed // self.config.block_size)
+        published = [i for i in full if cache.publish(own.chain, own.tokens, i, own.table[i - dropped])]
         return tuple(Publish(seq, index) for index in published)
 
     def reset(self) -> Answer:
@@ -203,14 +223,17 @@ class SequencePool:
 
     def rollback(self, seq: SeqId, num_tokens: int) -> tuple[Event, ...]:
         own = self._running(seq)
-        if not 0 < num_tokens < len(own.tokens):
-            raise InvalidField("num_tokens", num_tokens, f"at least 1 and fewer than {len(own.tokens)}")
-        kept = blocks_needed(num_tokens, self.config.block_size)
+        dropped, size, window = own.num_dropped_blocks, self.config.block_size, self.config.window
+        # COW-8: whatever the next token sees is still there.
+        seen = window is None or num_passed_blocks(num_tokens, window, size) >= dropped
+        if not seen or not 0 < num_tokens < len(own.tokens):
+            raise InvalidField("num_tokens", num_tokens, f"fewer than {len(own.tokens)}, and within the window")
+        kept = blocks_needed(num_tokens, size) - dropped
         self.pool.release(own.table[kept:])
         own.table = own.table[:kept]
         own.num_computed = num_tokens
         del own.tokens[num_tokens:]
-        del own.chain[1 + num_tokens // self.config.block_size :]
+        del own.chain[1 + num_tokens // size :]
         return (Rollback(seq, num_tokens),)
 
     def submit(self, step_id: StepId, seqs: tuple[SeqId, ...]) -> tuple[Event, ...]:
@@ -233,7 +256,9 @@ class SequencePool:
             ref_count=tuple(self.pool.ref_count),
             block_tables={i: own.table for i, own in self.seqs.items() if not own.host_table},
             seqs={
-                i: Seq(own.family, tuple(own.tokens), own.num_prompt_tokens, own.num_computed)
+                i: Seq(
+                    own.family, tuple(own.tokens), own.num_prompt_tokens, own.num_computed, 0, own.num_dropped_blocks
+                )
                 for i, own in self.seqs.items()
             },
             flights={

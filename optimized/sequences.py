@@ -37,11 +37,13 @@ class PooledSeq:
     """A line of tokens and the blocks that hold it. ``table`` is a tuple, so that a plan can hold it without a copy: it
     changes once a block."""
 
-    __slots__ = ("chain", "host_table", "num_computed", "table", "tokens")
+    __slots__ = ("chain", "host_table", "num_computed", "num_dropped_blocks", "table", "tokens")
 
     def __init__(self, tokens: list[Token], chain: list[Record]) -> None:
         self.tokens = tokens
         self.num_computed = 0
+        self.num_dropped_blocks = 0
+        """How many blocks a sliding window has taken from the table's front; entry 0 is the first one after them."""
         self.table: tuple[BlockId, ...] = ()
         self.host_table: tuple[HostBlockId, ...] = ()
         self.chain = chain
@@ -50,6 +52,7 @@ class PooledSeq:
     def share_with(self, child: PooledSeq) -> None:
         """The child, which has the same tokens, has computed what this one has, in the same blocks."""
         child.num_computed = self.num_computed
+        child.num_dropped_blocks = self.num_dropped_blocks
         child.table = self.table
 
 

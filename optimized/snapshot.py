@@ -37,6 +37,7 @@ def _seq(seq: LiveSeq) -> Seq:
         num_prompt_tokens=len(seq.request.request.prompt),
         num_computed_tokens=seq.num_computed,
         num_scheduled_tokens=seq.num_scheduled,
+        num_dropped_blocks=seq.num_dropped_blocks,
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from optimized.plan import Plan, slots_of_table
+from optimized.plan import Plan, read_of
 from spec.engine import DeviceEvent, TokenSource
-from spec.vocabulary import Copy, Prefix, Read, Slot, SwapIn, SwapOut, Token, Write
+from spec.vocabulary import Copy, Prefix, SeqId, Slot, SwapIn, SwapOut, Token, Write
+
+TellPrefix: TypeAlias = Callable[[SeqId, int], Prefix]
+"""The first tokens of a sequence, so many of them."""
 
 
 class SymbolicDevice:
@@ -15,15 +19,25 @@ class SymbolicDevice:
     A token's K and V depend on what its attention reads: the cell of the position before it, as the block table
     names it. So a wrong slot, table or copy shows as a wrong prefix, here and in everything computed from it. A cell
     that nobody wrote stands for the empty prefix.
+
+    With a window of one token nothing before a token is read, and it may be gone: that prefix is told.
     """
 
-    def __init__(self, block_size: int, token_source: TokenSource) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        token_source: TokenSource,
+        window: int | None = None,
+        tell_prefix: TellPrefix = lambda seq_id, num_tokens: (),
+    ) -> None:
         self.token_source = token_source
         self.cells: dict[Slot, Prefix] = {}
         self.host_cells: dict[Slot, Prefix] = {}
         self.events: tuple[DeviceEvent, ...] = ()
         """What the last plan did, in the order in which it was done."""
         self._block_size = block_size
+        self._window = window
+        self._tell_prefix = tell_prefix
 
     def run(self, plan: Plan) -> Sequence[Token]:
         events: list[DeviceEvent] = []
@@ -39,10 +53,7 @@ class SymbolicDevice:
         events += [Copy(*copy) for copy in plan.copies]
         for index in range(len(plan.seq_ids)):
             events.append(self._write(plan, index))
-        for index, seq_id in enumerate(plan.seq_ids):
-            events.append(
-                Read(seq_id, slots_of_table(plan.block_tables[index], plan.seq_lens[index], self._block_size))
-            )
+        events += [read_of(plan, index, self._block_size, self._window) for index in range(len(plan.seq_ids))]
         self.events = tuple(events)
         return self._sample(plan)
 
@@ -61,13 +72,18 @@ class SymbolicDevice:
     def _write(self, plan: Plan, index: int) -> Write:
         start, stop = plan.query_start[index], plan.query_start[index + 1]
         for row in range(start, stop):
-            before = self._at(plan, index, plan.positions[row] - 1) if plan.positions[row] else ()
+            position = plan.positions[row]
+            if self._window == 1:
+                before = self._tell_prefix(plan.seq_ids[index], position)
+            else:
+                before = self._at(plan, index, position - 1) if position else ()
             self.cells[plan.slot_mapping[row]] = (*before, plan.token_ids[row])
         return Write(plan.seq_ids[index], plan.positions[start], plan.slot_mapping[start:stop])
 
     def _at(self, plan: Plan, index: int, position: int) -> Prefix:
         """What the attention of sequence ``index`` finds at a position."""
-        block = plan.block_tables[index][position // self._block_size]
+        dropped = plan.num_dropped_blocks[index] if plan.num_dropped_blocks else 0
+        block = plan.block_tables[index][position // self._block_size - dropped]
         return self.cells.get(block * self._block_size + position % self._block_size, ())
 
     def _sample(self, plan: Plan) -> list[Token]:

@@ -17,7 +17,7 @@ from optimized.device import Failure, Sampled
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
 from optimized.sampling import BadLogits, Draw, Logprob, SamplingParams, logprobs, sample_rows
-from spec.vocabulary import BlockId, Config, SeqId, Token
+from spec.vocabulary import BlockId, Config, InvalidConfig, SeqId, Token
 
 Logprobs: TypeAlias = dict[Token, Logprob]
 """The chosen token first, then the likeliest ones."""
@@ -50,11 +50,16 @@ class TorchDevice:
     ``sampling`` says how each sequence is sampled; whoever adds and ends sequences keeps it. A sequence that is not
     there is greedy. ``tokens_of`` gives the tokens of a live sequence. ``logits`` are those of the last plan,
     ``[num_samples, vocab_size]``, and so are ``logprobs``, and ``prompt_logprobs`` by position, where they are asked for.
+    What a model with a sliding window sees, the cache must keep: raises ``InvalidConfig`` if the engine's window is
+    narrower than the model's.
     """
 
     def __init__(
         self, model: LlamaModel, config: Config, tokens_of: Callable[[SeqId], Sequence[Token]] = lambda _: ()
     ) -> None:
+        seen = model.config.sliding_window or config.max_model_len
+        if config.window is not None and config.window < min(seen, config.max_model_len):
+            raise InvalidConfig("window", config.window, f"at least what the model sees, {seen}, or None")
         self.model = model
         self.config = config
         self.tokens_of = tokens_of
@@ -106,7 +111,7 @@ class TorchDevice:
             self._tensor(plan.positions, torch.int64),
             self.kv_caches,
             self._tensor(plan.slot_mapping, torch.int64),
-            self._tables.filled(plan.block_tables),
+            self._tables.filled(plan.block_tables, plan.num_dropped_blocks),
             self._tensor(plan.seq_lens, torch.int32),
             self._tensor(plan.query_start, torch.int32),
             self._attention_plan(plan),
@@ -122,6 +127,7 @@ class TorchDevice:
             num_query_heads=self.model.config.num_query_heads,
             num_kv_heads=self.model.config.num_kv_heads,
             head_size=self.model.config.head_size,
+            window=self.model.config.sliding_window,
             dtype=self.model.dtype,
             device=self.model.device,
         )
@@ -188,14 +194,19 @@ class _TableRows:
         self._device = device
         self._held: list[tuple[BlockId, ...]] = [()] * num_rows
 
-    def filled(self, tables: Sequence[tuple[BlockId, ...]]) -> Tensor:
-        """``[num_seqs, longest table]`` int32; what stands past a table's end is never read."""
+    def filled(self, tables: Sequence[tuple[BlockId, ...]], num_dropped: Sequence[int] = ()) -> Tensor:
+        """``[num_seqs, longest table]`` int32; what stands past a table's end is never read.
+
+        A table whose first blocks have left it keeps its columns, so that a key's column, and with it the order of
+        summation, does not depend on when they left; nothing before the window is read either. O(entries that changed).
+        """
         width = 0
         for row, table in enumerate(tables):
+            first = num_dropped[row] if num_dropped else 0
             if self._held[row] is not table:
-                self._array[row, : len(table)] = table
+                self._array[row, first : first + len(table)] = table
                 self._held[row] = table
-            width = max(width, len(table))
+            width = max(width, first + len(table))
         return self._host[: len(tables), :width].to(self._device)
 
 

@@ -49,6 +49,17 @@ def generate(
         int | None, typer.Option(help="Size of the KV cache.", show_default="1 GiB on a CPU")
     ] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Find blocks by what is in them."),
+    ] = True,
+    preemption_mode: Annotated[
+        str, typer.Option(help="auto, recompute, or swap: what becomes of a request that has to wait again.")
+    ] = "auto",
+    swap_space: Annotated[
+        float | None,
+        typer.Option(help="GiB of host memory for swapped requests.", show_default="as large as the cache"),
+    ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
     self_check: Annotated[
@@ -74,6 +85,9 @@ def generate(
         "max_num_batched_tokens": max_num_batched_tokens,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
         "num_gpu_blocks_override": num_gpu_blocks_override,
+        "enable_prefix_caching": prefix_caching,
+        "preemption_mode": preemption_mode,
+        "swap_space": swap_space,
         "seed": seed,
     }
     EngineArgs(**engine_args)  # refuses what makes no sense before a model is fetched
@@ -182,8 +196,11 @@ def _summary(llm: LLM, done: Sequence[RequestOutput], seconds: float) -> str:
     facts = [f"{num_tokens} tokens in {seconds:.1f} s, {num_tokens / seconds:.1f} tokens/s"]
     if stats.blocks_prompt_shared:
         facts.append(f"{stats.blocks_prompt_shared} blocks shared, {stats.blocks_copied} copied")
+    if stats.hit_tokens:
+        facts.append(f"{stats.hit_tokens} tokens from the prefix cache")
     if stats.num_preemptions:
-        facts.append(f"{stats.num_preemptions} preemptions")
+        swapped = f" ({stats.blocks_swapped_out} blocks swapped out)" if stats.blocks_swapped_out else ""
+        facts.append(f"{stats.num_preemptions} preemptions{swapped}")
     if any(output.finish_reason == "length" for request in done for output in request.outputs):
         facts.append("cut off by --max-tokens")
     return f"[{'; '.join(facts)}]"

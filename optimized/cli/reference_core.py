@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optimized.capacity import bytes_per_block
 from optimized.model_core import BadWords, EngineArgs, MakeObserver, Stats
 from optimized.step import Outcome
 from spec.engine import InvalidField
-from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State
+from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State, SwapOut
 
 if TYPE_CHECKING:
     from optimized.checkpoint import Checkpoint
@@ -43,10 +42,11 @@ class ReferenceCore:
         limits = args.limits(model, max_num_seqs=64, max_num_batched_tokens=512)
         block_bytes = bytes_per_block(args.block_size, model.num_layers, model.num_kv_heads, model.head_size, 8)
         num_blocks = args.num_blocks_in_memory(limits, block_bytes, CACHE_BYTES)
-        self.config = replace(limits, num_blocks=num_blocks)
+        self.config = args.sized(limits, num_blocks, block_bytes)
         self._watcher = make_observer(self.config) if make_observer is not None else None
         self._engine = ReferenceModelEngine(checkpoint.arrays(), model, self.config, self)
         self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
+        self._num_swapped_out = self._num_hits = 0
 
     def check(self, request: Request, params: SamplingParams) -> None:
         from reference.door import check_request
@@ -78,9 +78,14 @@ class ReferenceCore:
         """Nothing: the reference engine ends requests only, so the sequence goes on unheard."""
 
     def stats(self) -> Stats:
-
         return Stats(
-            self._peak_shared, self._num_copies, self._num_preemptions, self._num_steps, self.config.num_blocks
+            blocks_prompt_shared=self._peak_shared,
+            blocks_copied=self._num_copies,
+            num_preemptions=self._num_preemptions,
+            blocks_swapped_out=self._num_swapped_out,
+            hit_tokens=self._num_hits * self.config.block_size,
+            steps=self._num_steps,
+            num_blocks=self.config.num_blocks,
         )
 
     def event(self, event: Event) -> None:
@@ -88,6 +93,8 @@ class ReferenceCore:
         self._num_copies += isinstance(event, Copy)
         self._num_preemptions += isinstance(event, Preempt)
         self._num_steps += isinstance(event, Begin)
+        self._num_swapped_out += len(event.blocks) if isinstance(event, SwapOut) else 0
+        self._num_hits += len(event.blocks) if isinstance(event, Hit) else 0
         if isinstance(event, Fork | Hit):
             shared = sum(count > 1 for count in self._engine.engine.pool.ref_count)
             self._peak_shared = max(self._peak_shared, shared)

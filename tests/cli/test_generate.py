@@ -63,10 +63,13 @@ def test_several_answers_are_told_apart(run: Run, tiny_path: Path) -> None:
     assert headings == ["=== one", "--- 1 of 2", "--- 2 of 2", "=== two", "--- 1 of 2", "--- 2 of 2"]
 
 
-def test_a_tiny_cache_preempts_and_says_the_same(run: Run, tiny_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_tiny_cache_preempts_and_says_the_same(run: Run, tiny_path: Path, mode: str) -> None:
     options = ("one", "two", "three", "--model", tiny_path, "--max-tokens", 20, "--block-size", 4)
-    roomy, tight = answer(run, *options), answer(run, *options, "--num-gpu-blocks-override", 9)
+    roomy = answer(run, *options, "--no-enable-prefix-caching")
+    tight = answer(run, *options, "--num-gpu-blocks-override", 9, "--preemption-mode", mode)
     assert tight["num_preemptions"] > 0 == roomy["num_preemptions"]
+    assert (tight["blocks_swapped_out"] > 0) is (mode == "swap")
     assert tight["outputs"] == roomy["outputs"]
 
 

@@ -17,7 +17,7 @@ from optimized.plan import Plan
 from optimized.torch_device import TorchDevice
 from spec.conformance.judge import Follower
 from spec.engine import InvalidRequest
-from spec.vocabulary import Config, InvalidConfig
+from spec.vocabulary import Config, InvalidConfig, Recovery
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["hello", "a much longer prompt than that", "x", "hello hello"]
@@ -106,10 +106,10 @@ def test_a_tiny_cache_preempts_and_changes_nothing(tiny: Checkpoint, llm: LLM, n
 
 
 def test_a_prefix_cache_changes_nothing(tiny: Checkpoint, llm: LLM) -> None:
-    cached = LLM(tiny, block_size=4, enable_prefix_caching=True)
+    plain = LLM(tiny, block_size=4, enable_prefix_caching=False)
     for _ in range(2):
-        assert tokens(cached.generate(PROMPTS, GREEDY)) == tokens(llm.generate(PROMPTS, GREEDY))
-    assert core_of(cached).core.scheduler.counters.num_hit_tokens > 0
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == tokens(plain.generate(PROMPTS, GREEDY))
+    assert llm.stats().hit_tokens > 0 == plain.stats().hit_tokens
 
 
 def test_samples_share_the_blocks_of_their_prompt(llm: LLM) -> None:
@@ -242,7 +242,7 @@ def test_a_request_without_numbers_ends_alone(llm: LLM) -> None:
 
 
 def test_an_interrupted_answer_leaves_nothing_behind(tiny: Checkpoint) -> None:
-    llm = LLM(tiny, block_size=4, enable_prefix_caching=True)
+    llm = LLM(tiny, block_size=4)
     expected = tokens(llm.generate(PROMPTS, GREEDY))
     core, run = core_of(llm), core_of(llm).device.run
     steps = iter(range(100))
@@ -331,6 +331,14 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
         ({"num_gpu_blocks_override": 10**15}, "num_gpu_blocks_override is 1000000000000000, it must be at most"),
         ({"kv_cache_memory_bytes": 10**17}, "kv_cache_memory_bytes is 100000000000000000, it must be at most"),
         ({"dtype": "int8"}, "dtype is 'int8', it must be one of auto, float32, bfloat16, float16"),
+        ({"preemption_mode": "evict"}, "preemption_mode is 'evict', it must be one of auto, recompute, swap"),
+        ({"swap_space": -1}, "swap_space is -1, it must be a number of GiB, at least 0"),
+        ({"swap_space": float("nan")}, "swap_space is nan, "),
+        (
+            {"swap_space": 2, "preemption_mode": "recompute"},
+            "swap_space is 2, it must be left out where preemption_mode",
+        ),
+        ({"swap_space": 10**6}, "swap_space is 1000000, it must be at most this machine's memory, "),
         ({"device": "tpu"}, "device is 'tpu', it must be one of auto, cpu, cuda"),
     ],
 )
@@ -343,8 +351,25 @@ def test_an_engine_that_makes_no_sense_is_not_built(tiny: Checkpoint, args: dict
 
 
 def test_the_cache_has_no_more_blocks_than_can_be_of_use(tiny: Checkpoint) -> None:
-    assert LLM(tiny, block_size=4, max_num_seqs=2).config.num_blocks == 2 * 64 // 4
+    assert LLM(tiny, block_size=4, max_num_seqs=2, enable_prefix_caching=False).config.num_blocks == 2 * 64 // 4
     assert LLM(tiny, kv_cache_memory_bytes=1 << 20).config.num_blocks == 256
+
+
+@pytest.mark.parametrize(
+    ("args", "num_host_blocks"),
+    [
+        ({}, 0),
+        ({"preemption_mode": "recompute"}, 0),
+        ({"preemption_mode": "swap"}, 10),
+        ({"preemption_mode": "auto", "swap_space": 4096.5 * 30 / 2**30}, 30),
+        ({"preemption_mode": "swap", "swap_space": 0}, 0),
+    ],
+)
+def test_swap_space_is_counted_in_blocks(tiny: Checkpoint, args: dict[str, Any], num_host_blocks: int) -> None:
+    """A block of 16 tokens has 4,096 bytes."""
+    config = LLM(tiny, num_gpu_blocks_override=10, **args).config
+    assert config.num_host_blocks == num_host_blocks
+    assert config.recovery is (Recovery.SWAP if "swap" in args.values() or num_host_blocks else Recovery.RECOMPUTE)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 40])

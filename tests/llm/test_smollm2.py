@@ -62,6 +62,19 @@ def test_preemption_changes_no_text(smollm2: Checkpoint, smollm2_llm: LLM) -> No
     assert [answer.outputs for answer in answers] == [answer.outputs for answer in expected]
 
 
+@pytest.mark.slow
+def test_swapping_changes_no_text(smollm2: Checkpoint) -> None:
+    """What ``kvproof generate --preemption-mode swap --num-gpu-blocks-override 40`` does: eight prompts fill the cache."""
+    prompts = [[index, *(CASES[9]["prompt_token_ids"] * 5)[:74]] for index in range(8)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    tight = LLM(smollm2, num_gpu_blocks_override=40, preemption_mode="swap", enable_prefix_caching=False)
+    answers = tight.generate(prompts, params)
+    assert tight.stats().num_preemptions > 0
+    assert tight.stats().blocks_swapped_out > 0
+    expected = LLM(smollm2, enable_prefix_caching=False).generate(prompts, params)
+    assert [answer.outputs for answer in answers] == [answer.outputs for answer in expected]
+
+
 # --- two engines and transformers -------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,8 @@
 from spec.vocabulary import AdmissionRule, Config, Recovery
 from tests.mutants.sabotage import Mutant
 
-_POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _DEVICE, _WAITING = (
-    f"{name}.py"
-    for name in ("pool", "scheduler", "admission", "placement", "plan", "prefix_cache", "symbolic_device", "waiting")
+_POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _SEQUENCES = (
+    f"{name}.py" for name in ("pool", "scheduler", "admission", "placement", "plan", "prefix_cache", "sequences")
 )
 
 
@@ -20,6 +19,7 @@ _SWAPPING = Config(
 _CACHED = Config(num_blocks=32, block_size=1, max_num_seqs=4, max_model_len=6, prefix_cache=True)
 _PAIR = Config(num_blocks=32, block_size=4, max_num_seqs=2, max_model_len=12)
 _GUARDED = Config(num_blocks=8, block_size=1, max_num_seqs=4, max_model_len=4, watermark_blocks=5)
+_WINDOWED = Config(num_blocks=16, block_size=2, max_num_seqs=4, max_model_len=24, window=3)
 _ONE_SPARE = Config(num_blocks=2, block_size=2, watermark_blocks=1)
 
 
@@ -129,5 +129,50 @@ OPTIMIZED_ZOO = [
         "SAMPLE-1",
         "B-129",
         _SWAPPING,
+    ),
+    _fault(
+        "a block leaves its table while the next token sees it",
+        _PLACEMENT,
+        "max(0, num_computed - window + 1)",
+        "max(0, num_computed - window + 2)",
+        "TABLE-10",
+        "",
+        _WINDOWED,
+    ),
+    _fault(
+        "one block that the window has passed stays in the table",
+        _SCHEDULER,
+        "            if count > 0:\n                self.pool.release(seq.table[:count])",
+        "            if count > 1:\n                self.pool.release(seq.table[:count])",
+        "TABLE-11",
+        "",
+        _WINDOWED,
+    ),
+    _fault(
+        "what leaves the window is not given back",
+        _SCHEDULER,
+        "                self.pool.release(seq.table[:count])\n",
+        "",
+        "ALLOC-2",
+        "",
+        _WINDOWED,
+    ),
+    _fault(
+        "a fork does not know which blocks have left its table",
+        _SEQUENCES,
+        "child.num_dropped_blocks = self.num_dropped_blocks",
+        "child.num_dropped_blocks = 0",
+        "TABLE-1",
+        "",
+        _WINDOWED,
+    ),
+    _fault(
+        "the reads begin at the first block of the table",
+        _PLAN,
+        "start = 0 if window is None else max(0, plan.positions[plan.query_start[index]] - window + 1)",
+        "start = first_kept",
+        "ATTN-3",
+        "",
+        _WINDOWED,
     ),
 ]

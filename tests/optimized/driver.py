@@ -40,6 +40,7 @@ def config_for(seed: int, capabilities: frozenset[Capability] = frozenset()) -> 
         watermark_blocks=rng.choice((0, 0, 1)),
         num_host_blocks=rng.randint(0, 10) if swaps else 0,
         prefix_cache=Capability.PREFIX_CACHE in capabilities and rng.random() < 0.7,
+        window=rng.randint(1, 6) if Capability.WINDOW in capabilities and rng.random() < 0.3 else None,
         recovery=rng.choice(list(Recovery)) if swaps else Recovery.RECOMPUTE,
         policy=rng.choice(list(Policy)) if Capability.PRIORITY in capabilities else Policy.FCFS,
         admission_rule=rng.choice(list(AdmissionRule)),

@@ -20,6 +20,7 @@ def config_for(seed: int) -> Config:
         block_size=rng.randint(1, 4),
         num_host_blocks=rng.randint(0, 6),
         prefix_cache=rng.random() < 0.7,
+        window=rng.choice([None, None, rng.randint(1, 6)]),
     )
 
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from optimized.checkpoint import ModelConfig, random_checkpoint
+import reference
+from optimized.checkpoint import Checkpoint, ModelConfig, random_checkpoint
 from optimized.engine import EngineCore
 from optimized.llama import LlamaModel
 from optimized.sampling import SamplingParams
 from optimized.torch_device import SeqSampling, TorchDevice
-from spec.vocabulary import Config, FinishReason, Recovery, Request, SeqId, Token
+from spec.vocabulary import Config, FinishReason, InvalidConfig, Recovery, Request, SeqId, Token
 
 MODEL = ModelConfig(
     num_layers=2,
@@ -73,6 +74,45 @@ def test_the_greedy_tokens_do_not_depend_on_the_schedule(model: LlamaModel, conf
     assert said == expected
     assert core.scheduler.counters.num_preemptions > 0 or config.num_blocks > 8
     assert core.scheduler.counters.num_blocks_swapped_out > 0 or config.recovery is Recovery.RECOMPUTE
+
+
+@pytest.fixture(scope="module")
+def short_sighted() -> Checkpoint:
+    """A model whose tokens see six tokens, themselves included."""
+    return random_checkpoint(replace(MODEL, sliding_window=6), seed=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(ROOMY, max_num_batched_tokens=3, window=6),
+        replace(ROOMY, num_blocks=8, prefix_cache=True, window=6),
+        replace(ROOMY, num_blocks=8, num_host_blocks=16, recovery=Recovery.SWAP, window=9),
+    ],
+    ids=["chunks", "pressure and cache", "pressure, swap and a wider window"],
+)
+def test_blocks_that_left_the_window_are_not_missed(
+    model: LlamaModel, short_sighted: Checkpoint, config: Config
+) -> None:
+    """The same tokens as with every block kept, and as the reference engine says."""
+    far_sighted, model = model, LlamaModel(short_sighted.config, short_sighted.tensors)
+    requests = [Request(i, prompt, max_tokens=12, seq_ids=(i,)) for i, prompt in enumerate(PROMPTS)]
+    exact: dict[SeqId, list[Token]] = {}
+    limits = replace(ROOMY, window=6)
+    for seq_id, token in reference.generate(short_sighted.arrays(), short_sighted.config, limits, requests):
+        exact.setdefault(seq_id, []).append(token)
+    assert generate(far_sighted, ROOMY)[0] != generate(model, ROOMY)[0] == exact
+    said, core = generate(model, config)
+    assert said == exact
+    assert core.scheduler.counters.num_preemptions > 0 or config.num_blocks > 8
+
+
+def test_an_engine_does_not_drop_what_its_model_sees(short_sighted: Checkpoint, model: LlamaModel) -> None:
+    windowed = LlamaModel(short_sighted.config, short_sighted.tensors)
+    with pytest.raises(InvalidConfig, match=r"^window is 5, it must be at least what the model sees, 6, or None$"):
+        TorchDevice(windowed, replace(ROOMY, window=5))
+    with pytest.raises(InvalidConfig, match=r"at least what the model sees, 64, or None$"):
+        TorchDevice(model, replace(ROOMY, window=63))
 
 
 def test_samples_share_the_prompt_and_are_the_same_under_pressure(model: LlamaModel) -> None:

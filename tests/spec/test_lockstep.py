@@ -260,7 +260,7 @@ TEETH = [
         2_392,
         "the cache remembers what was taken back",
         "optimized/sequence_pool.py",
-        "        del own.chain[1 + num_tokens // self.config.block_size :]\n",
+        "        del own.chain[1 + num_tokens // size :]\n",
         "",
     ),
     tooth(
