@@ -10,6 +10,8 @@ element ``i + head_size / 2``)::
     model.layers.{i}.self_attn.k_proj.weight             [num_kv_heads * head_size, hidden_size]
     model.layers.{i}.self_attn.v_proj.weight             [num_kv_heads * head_size, hidden_size]
     model.layers.{i}.self_attn.o_proj.weight             [hidden_size, num_query_heads * head_size]
+    model.layers.{i}.self_attn.{q,k,v,o}_proj.bias       [out_features], with qkv_bias and o_bias
+    model.layers.{i}.self_attn.{q,k}_norm.weight         [head_size], with qk_norm
     model.layers.{i}.post_attention_layernorm.weight     [hidden_size]
     model.layers.{i}.mlp.gate_proj.weight                [intermediate_size, hidden_size]
     model.layers.{i}.mlp.up_proj.weight                  [intermediate_size, hidden_size]
@@ -45,7 +47,10 @@ MAX_CONTEXT = 1 << 24
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The numbers that fix a model's shapes and arithmetic.
+    """The numbers that fix a model's shapes and arithmetic: Llama's, and what Mistral, Qwen2 and Qwen3 do differently.
+
+    With ``qk_norm`` the queries and keys of each head are normed before they are turned; ``rope_scale`` stretches both of
+    them when they are.
 
     ``rope_divisors`` has one number per rotary pair, or none at all: the angle of pair ``i`` at position ``p`` is
     ``p * rope_theta ** (-2 * i / head_size) / rope_divisors[i]``. With a ``sliding_window`` a token sees so many tokens,
@@ -62,12 +67,15 @@ class ModelConfig:
     max_model_len: int
     rope_theta: float = 10_000.0
     rope_divisors: tuple[float, ...] = ()
+    rope_scale: float = 1.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    architecture: str = "llama"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         _check_count("num_layers", self.num_layers, MAX_LAYERS)
@@ -80,8 +88,6 @@ class ModelConfig:
         _check_count("max_model_len", self.max_model_len, MAX_CONTEXT)
         if self.sliding_window is not None:
             _check_count("sliding_window", self.sliding_window, MAX_CONTEXT)
-        if self.architecture != "llama":
-            raise ConfigError(f"architecture is {self.architecture!r}, only 'llama' is supported")
         if self.num_query_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_query_heads is {self.num_query_heads}, not a multiple of num_kv_heads {self.num_kv_heads}"
@@ -94,6 +100,8 @@ class ModelConfig:
             raise ConfigError(f"rms_norm_eps is {self.rms_norm_eps}, it lies between 0 and 0.1")
         if len(self.rope_divisors) not in (0, self.head_size // 2):
             raise ConfigError(f"there are {len(self.rope_divisors)} rope_divisors for {self.head_size // 2} pairs")
+        if not 1e-6 <= self.rope_scale <= 1e6:
+            raise ConfigError(f"rope_scale is {self.rope_scale}, it lies between 1e-6 and 1e6")
         for divisor in self.rope_divisors:
             if not 1e-6 <= divisor <= 1e6:
                 raise ConfigError(f"a rope divisor is {divisor}, it lies between 1e-6 and 1e6")
@@ -199,6 +207,12 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             f"{prefix}.mlp.up_proj.weight": (inner, hidden),
             f"{prefix}.mlp.down_proj.weight": (hidden, inner),
         }
+        if config.qkv_bias:
+            shapes |= {f"{prefix}.self_attn.{part}_proj.bias": (query if part == "q" else kv,) for part in "qkv"}
+        if config.o_bias:
+            shapes[f"{prefix}.self_attn.o_proj.bias"] = (hidden,)
+        if config.qk_norm:
+            shapes |= {f"{prefix}.self_attn.{part}_norm.weight": (config.head_size,) for part in "qk"}
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
@@ -211,7 +225,7 @@ def check_tensors(path: Path, config: ModelConfig, found: Mapping[str, tuple[int
     if missing := [name for name in expected if name not in found]:
         raise BadModelFile(path, f"{_these(missing)} missing")
     if unexpected := sorted(name for name in found if name not in expected):
-        raise BadModelFile(path, f"{_these(unexpected)} not part of a Llama model of {config.num_layers} layers")
+        raise BadModelFile(path, f"{_these(unexpected)} not part of such a model of {config.num_layers} layers")
     for name, shape in expected.items():
         if found[name] != shape:
             raise BadModelFile(path, f"tensor {name} has shape {list(found[name])}, expected {list(shape)}")
@@ -285,3 +299,36 @@ def llama3_divisors(
         mixture = min(1.0, max(0.0, mixture))
         divisors.append(1.0 / ((1.0 - mixture) / factor + mixture))
     return tuple(divisors)
+
+
+def yarn_divisors(
+    head_size: int,
+    theta: float,
+    factor: float,
+    original_len: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    whole_pairs: bool = True,
+) -> tuple[float, ...]:
+    """YaRN's rope scaling (Peng et al. 2023, "NTK-by-parts"): pairs that turn more than ``beta_fast`` times within the
+    original context stay, those that turn less than ``beta_slow`` times are stretched by ``factor``, and in between the
+    share falls in a line over the pairs, whose ends are whole pairs if ``whole_pairs``."""
+
+    def pair_that_turns(times: float) -> float:
+        return head_size * math.log(original_len / (times * 2.0 * math.pi)) / (2.0 * math.log(theta))
+
+    low, high = pair_that_turns(beta_fast), pair_that_turns(beta_slow)
+    if whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    width = high - low or 0.001
+    divisors = []
+    for pair in range(head_size // 2):
+        stretched = min(1.0, max(0.0, (pair - low) / width))
+        divisors.append(1.0 / (stretched / factor + (1.0 - stretched)))
+    return tuple(divisors)
+
+
+def yarn_scale(factor: float) -> float:
+    """How much longer YaRN makes queries and keys, so that attention is as sharp over the longer context."""
+    return 0.1 * math.log(factor) + 1.0

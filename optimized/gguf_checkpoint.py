@@ -13,13 +13,22 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimized.checkpoint import Checkpoint, ConfigError, LazyTensors, ModelConfig, check_tensors
+from optimized.checkpoint import (
+    MAX_CONTEXT,
+    Checkpoint,
+    ConfigError,
+    LazyTensors,
+    ModelConfig,
+    check_tensors,
+    yarn_divisors,
+    yarn_scale,
+)
 from optimized.gguf_guard import precheck
-from optimized.hf_checkpoint import INDEX, SINGLE, load_directory
+from optimized.hf_checkpoint import INDEX, MODELS, SINGLE, load_directory
 from optimized.model_store import (
     BadModelFile,
     check_default,
@@ -47,6 +56,8 @@ LAYER_NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -54,6 +65,9 @@ LAYER_NAMES = {
 }
 OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""What a GGUF file may be; Mistral's are called llama."""
 
 
 def load_gguf(path: Path) -> Checkpoint:
@@ -89,13 +103,17 @@ def _digest(path: Path) -> str:
 
 
 class GgufTensors(LazyTensors):
-    """Tensors of a GGUF file under their canonical names, dequantized when they are asked for."""
+    """Tensors of a GGUF file under their canonical names, dequantized when they are asked for.
 
-    def __init__(self, path: Path, sources: dict[str, Any], config: ModelConfig) -> None:
+    ``in_pairs`` says that the rows of a head are in rotary pairs, which only Llama's files have.
+    """
+
+    def __init__(self, path: Path, sources: dict[str, Any], config: ModelConfig, in_pairs: bool = True) -> None:
         super().__init__(sources)
         self._path = path
         self._sources = sources  # name -> gguf.ReaderTensor, which has no types
         self._config = config
+        self._in_pairs = in_pairs
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor as the library dequantizes it, with rotary pairs in halves."""
@@ -114,9 +132,9 @@ class GgufTensors(LazyTensors):
                 all="ignore"
             ):  # scales that are not finite give numbers that are not, and the sampler says so
                 tensor = torch.from_numpy(gguf.quants.dequantize(source.data, source.tensor_type))
-        if name.endswith("q_proj.weight"):
+        if self._in_pairs and ".q_proj." in name:
             return _in_halves(tensor, self._config.num_query_heads)
-        if name.endswith("k_proj.weight"):
+        if self._in_pairs and ".k_proj." in name:
             return _in_halves(tensor, self._config.num_kv_heads)
         return tensor
 
@@ -129,11 +147,10 @@ class GgufTensors(LazyTensors):
 def _in_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rows of each head from neighbouring rotary pairs (GGUF's Llama) to pairs in halves.
 
-    ``[num_heads * head_size, hidden_size]`` both before and after.
+    ``[num_heads * head_size, hidden_size]``, or a bias ``[num_heads * head_size]``, both before and after.
     """
-    rows, columns = weight.shape
-    paired = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
-    return paired.transpose(1, 2).reshape(rows, columns).contiguous()
+    paired = weight.reshape(num_heads, weight.shape[0] // num_heads // 2, 2, -1)
+    return paired.transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def read_gguf(path: Path) -> Checkpoint:
@@ -154,12 +171,13 @@ def read_gguf(path: Path) -> Checkpoint:
         named = {canonical_name(path, name): tensor for name, tensor in sources.items()}
         if len(named) != len(sources):
             raise ConfigError("two of its tensors are the same layer's")
-        config = _config(value, divisors, tied="lm_head.weight" not in named)
+        config = _config(value, divisors, named.keys())
         shapes = {name: tuple(int(length) for length in reversed(tensor.shape)) for name, tensor in named.items()}
         check_tensors(path, config, shapes)
         tokenizer = _tokenizer(value, config)
         template = value("tokenizer.chat_template", str, None)
-        return Checkpoint(path, config, GgufTensors(path, named, config), tokenizer, template)
+        in_pairs = value("general.architecture", str) == "llama"
+        return Checkpoint(path, config, GgufTensors(path, named, config, in_pairs), tokenizer, template)
 
 
 @contextlib.contextmanager
@@ -188,10 +206,10 @@ def canonical_name(path: Path, name: str) -> str:
         and parts[0] == "blk"
         and parts[1].isdecimal()
         and parts[2] in LAYER_NAMES
-        and parts[3] == "weight"
+        and parts[3] in ("weight", "bias")
     ):
-        return f"model.layers.{int(parts[1])}.{LAYER_NAMES[parts[2]]}.weight"
-    raise BadModelFile(path, f"tensor {name} is not part of a Llama model")
+        return f"model.layers.{int(parts[1])}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
+    raise BadModelFile(path, f"tensor {name} is not part of a model of {', '.join(ARCHITECTURES)}")
 
 
 MISSING = object()
@@ -216,47 +234,72 @@ def _value_reader(path: Path, fields: dict[str, Any]) -> Value:
     return value
 
 
-def _config(value: Value, divisors: tuple[float, ...], tied: bool) -> ModelConfig:
-    architecture = value("general.architecture", str)
-    if architecture != "llama":
-        raise ConfigError(f"architecture {architecture[:40]!r} is not supported, only 'llama'")
-    if value("llama.expert_count", int, 0):
+def _config(metadata: Value, divisors: tuple[float, ...], tensors: Iterable[str]) -> ModelConfig:
+    architecture = metadata("general.architecture", str)
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"architecture {architecture[:40]!r} is not supported, only {', '.join(ARCHITECTURES)}")
+    names = frozenset(tensors)
+
+    def value(key: str, kind: type, default: Any = MISSING) -> Any:
+        """Metadata: a key of the architecture, or one of the tokenizer."""
+        return metadata(key if key.startswith("tokenizer.") else f"{architecture}.{key}", kind, default)
+
+    if value("expert_count", int, 0):
         raise ConfigError("mixtures of experts are not supported")
-    query_heads, hidden = value("llama.attention.head_count", int), value("llama.embedding_length", int)
+    query_heads, hidden = value("attention.head_count", int), value("embedding_length", int)
     if not 1 <= query_heads <= hidden:
         raise ConfigError(f"head_count is {query_heads}, embedding_length is {hidden}")
-    head_size = value("llama.attention.key_length", int, hidden // query_heads)
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+    head_size = value("attention.key_length", int, hidden // query_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
         if value(key, int, head_size) != head_size:
-            raise ConfigError(f"{key} is {value(key, int)}, expected the head size {head_size}")
+            raise ConfigError(f"{architecture}.{key} is {value(key, int)}, expected the head size {head_size}")
+    theta = value("rope.freq_base", float, 10_000.0)
+    window = value("attention.sliding_window", int, None) or None
+    if window is not None and architecture == "llama" and any(name.endswith("proj.bias") for name in names):
+        raise ConfigError("a sliding window together with biases is not supported")
     vocabulary = value("tokenizer.ggml.tokens", list, None)
-    vocab_size = value("llama.vocab_size", int, 0 if vocabulary is None else len(vocabulary))
+    vocab_size = value("vocab_size", int, 0 if vocabulary is None else len(vocabulary))
     eos = [value(f"tokenizer.ggml.{key}_token_id", int, None) for key in ("eos", "eot", "eom")]
     return ModelConfig(
-        num_layers=value("llama.block_count", int),
+        num_layers=value("block_count", int),
         hidden_size=hidden,
-        intermediate_size=value("llama.feed_forward_length", int),
+        intermediate_size=value("feed_forward_length", int),
         num_query_heads=query_heads,
-        num_kv_heads=value("llama.attention.head_count_kv", int, query_heads),
+        num_kv_heads=value("attention.head_count_kv", int, query_heads),
         head_size=head_size,
         vocab_size=vocab_size,
-        max_model_len=value("llama.context_length", int),
-        rope_theta=value("llama.rope.freq_base", float, 10_000.0),
-        rope_divisors=_scaling(value, divisors, head_size),
-        rms_norm_eps=value("llama.attention.layer_norm_rms_epsilon", float),
-        tie_word_embeddings=tied,
+        max_model_len=value("context_length", int),
+        rope_theta=theta,
+        rope_divisors=_scaling(value, divisors, head_size, theta),
+        rope_scale=yarn_scale(value("rope.scaling.factor", float)) if _is_yarn(value) else 1.0,
+        rms_norm_eps=value("attention.layer_norm_rms_epsilon", float),
+        tie_word_embeddings="lm_head.weight" not in names,
+        sliding_window=window,
+        qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
+        o_bias="model.layers.0.self_attn.o_proj.bias" in names,
+        qk_norm=architecture == "qwen3",
         bos_token_id=value("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token_id for token_id in eos if token_id is not None)),
     )
 
 
-def _scaling(value: Value, divisors: tuple[float, ...], head_size: int) -> tuple[float, ...]:
-    kind = value("llama.rope.scaling.type", str, "none")
+def _is_yarn(value: Value) -> bool:
+    return bool(value("rope.scaling.type", str, "none") == "yarn")
+
+
+def _scaling(value: Value, divisors: tuple[float, ...], head_size: int, theta: float) -> tuple[float, ...]:
+    kind = value("rope.scaling.type", str, "none")
+    if kind == "none":
+        return divisors
+    if kind not in ("linear", "yarn"):
+        raise ConfigError(f"rope scaling {kind[:40]!r} is not supported, only 'none', 'linear' and 'yarn'")
+    factor = value("rope.scaling.factor", float)
     if kind == "linear":
-        return (value("llama.rope.scaling.factor", float),) * (head_size // 2)
-    if kind != "none":
-        raise ConfigError(f"rope scaling {kind[:40]!r} is not supported, only 'none' and 'linear'")
-    return divisors
+        return (factor,) * (head_size // 2)
+    original = value("rope.scaling.original_context_length", int)
+    if factor < 1.0 or not 0 < original <= MAX_CONTEXT or not 1.0 < theta <= 1e12 or not 2 <= head_size <= 1024:
+        raise ConfigError(f"rope scaling 'yarn' has factor {factor}, original_context_length {original}, base {theta}")
+    return yarn_divisors(head_size, theta, factor, original)
 
 
 def _tokenizer(value: Value, config: ModelConfig) -> Tokenizer | None:
@@ -312,11 +355,23 @@ def convert(source: Checkpoint, folder: Path) -> None:
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """The configuration as ``transformers`` writes it; only rope divisors have an entry of our own."""
     rope: dict[str, Any] = {}
-    if config.rope_divisors:
-        rope = {"rope_scaling": {"rope_type": "divisors", "divisors": list(config.rope_divisors)}}
-    return rope | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    if config.rope_divisors or config.rope_scale != 1.0:
+        divisors = list(config.rope_divisors or (1.0,) * (config.head_size // 2))
+        rope = {"rope_scaling": {"rope_type": "divisors", "divisors": divisors, "scale": config.rope_scale}}
+    kind = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.o_bias else "llama"
+    window: dict[str, Any] = {}
+    if config.sliding_window is not None:
+        kind = "mistral" if kind == "llama" else kind
+        window = {"sliding_window": config.sliding_window}
+        if kind != "mistral":
+            layers = ["sliding_attention"] * config.num_layers
+            window |= {"use_sliding_window": True, "max_window_layers": 0, "layer_types": layers}
+    return {
+        **rope,
+        **window,
+        "architectures": [MODELS[kind]],
+        "model_type": kind,
+        "attention_bias": config.o_bias,
         "hidden_act": "silu",
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.hidden_size,

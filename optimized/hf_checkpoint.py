@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimized.checkpoint import Checkpoint, ConfigError, LazyTensors, ModelConfig, check_tensors, llama3_divisors
+from optimized.checkpoint import (
+    MAX_CONTEXT,
+    Checkpoint,
+    ConfigError,
+    LazyTensors,
+    ModelConfig,
+    check_tensors,
+    llama3_divisors,
+    yarn_divisors,
+    yarn_scale,
+)
 from optimized.model_store import PICKLES, BadModelFile
 from optimized.tokenizer import Tokenizer
 
@@ -63,21 +73,29 @@ def load_directory(folder: Path, *, name: Path | None = None) -> Checkpoint:
 # --- config.json -----------------------------------------------------------------------------------------------------
 
 
+MODELS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""The ``model_type`` of each model that is known, and its class in transformers."""
+
+
 def parse_config(values: Mapping[str, Any], *, extra_eos: tuple[int, ...] = ()) -> ModelConfig:
-    """The configuration of a Llama model out of config.json, or a ``ConfigError``."""
+    """The configuration of a model out of config.json, or a ``ConfigError``."""
     if "auto_map" in values:
         raise ConfigError("it asks for code of its own (auto_map), which is never run")
-    architectures = values.get("architectures") or ["LlamaForCausalLM"]
-    if architectures != ["LlamaForCausalLM"] or values.get("model_type", "llama") != "llama":
+    kind = values.get("model_type", "llama")
+    if kind not in MODELS or (values.get("architectures") or [MODELS[kind]]) != [MODELS[kind]]:
         raise ConfigError(
-            f"it is a {values.get('model_type')!r} model of class {architectures}, only 'llama' and LlamaForCausalLM "
-            "are supported"
+            f"it is a {kind!r} model of class {values.get('architectures')}, only {', '.join(MODELS.values())} are "
+            "supported"
         )
     if values.get("quantization_config") is not None:
         raise ConfigError("its weights are quantized, only F32, F16 and BF16 are supported")
-    for switch in ("attention_bias", "mlp_bias"):
-        if values.get(switch):
-            raise ConfigError(f"it has {switch}, which is not supported")
+    if values.get("mlp_bias"):
+        raise ConfigError("it has mlp_bias, which is not supported")
     if values.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"its activation is {values['hidden_act']!r}, only 'silu' is supported")
     query_heads = _integer(values, "num_attention_heads")
@@ -87,6 +105,8 @@ def parse_config(values: Mapping[str, Any], *, extra_eos: tuple[int, ...] = ()) 
     head_size = hidden // query_heads if values.get("head_dim") is None else _integer(values, "head_dim")
     rope = _rope(values)
     theta = _number(rope, "rope_theta", 10_000.0)
+    # Qwen2 has these biases whatever its configuration says; Mistral has none.
+    attention_bias = kind in ("llama", "qwen3") and bool(values.get("attention_bias"))
     vocab_size = _integer(values, "vocab_size")
     eos = dict.fromkeys((*_eos_of(values, "eos_token_id"), *extra_eos))
     bos = values.get("bos_token_id")
@@ -100,13 +120,18 @@ def parse_config(values: Mapping[str, Any], *, extra_eos: tuple[int, ...] = ()) 
         else _integer(values, "num_key_value_heads"),
         head_size=head_size,
         vocab_size=vocab_size,
-        max_model_len=_integer(values, "max_position_embeddings", 2048),
+        max_model_len=_longest(values, rope),
         rope_theta=theta,
         rope_divisors=_divisors(rope, head_size, theta),
+        rope_scale=_rope_scale(rope),
         rms_norm_eps=_number(values, "rms_norm_eps", 1e-6),
         tie_word_embeddings=values.get("tie_word_embeddings", False) is True,
         bos_token_id=bos if type(bos) is int and 0 <= bos < vocab_size else None,
         eos_token_ids=tuple(token_id for token_id in eos if 0 <= token_id < vocab_size),
+        sliding_window=_window(values, kind),
+        qkv_bias=kind == "qwen2" or attention_bias,
+        o_bias=attention_bias,
+        qk_norm=kind == "qwen3",
     )
 
 
@@ -121,8 +146,45 @@ def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**(older or {}), "rope_theta": values.get("rope_theta")}
 
 
+def _window(values: Mapping[str, Any], kind: str) -> int | None:
+    """The sliding window, if every layer has it. Qwen has a size that counts only where it is switched on."""
+    window = values.get("sliding_window")
+    if kind == "llama" or window is None or (kind != "mistral" and not values.get("use_sliding_window")):
+        return None
+    layers = values.get("layer_types") or ["sliding_attention"]
+    if kind != "mistral" and "layer_types" not in values and values.get("max_window_layers", 28) != 0:
+        layers = ["full_attention", "sliding_attention"]
+    if set(layers) == {"full_attention"}:
+        return None
+    if set(layers) != {"sliding_attention"}:
+        raise ConfigError("only some of its layers have a sliding window, which is not supported")
+    return _integer(values, "sliding_window")
+
+
+def _rope_kind(rope: Mapping[str, Any]) -> object:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _longest(values: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    """The context: with YaRN what the stretched rotary embedding reaches, which older files do not say twice."""
+    longest = _integer(values, "max_position_embeddings", 2048)
+    if _rope_kind(rope) == "yarn" and rope.get("original_max_position_embeddings") is not None:
+        return max(longest, int(_integer(rope, "original_max_position_embeddings") * _number(rope, "factor")))
+    return longest
+
+
+def _rope_scale(rope: Mapping[str, Any]) -> float:
+    if _rope_kind(rope) == "divisors":
+        return _number(rope, "scale", 1.0)
+    if _rope_kind(rope) != "yarn":
+        return 1.0
+    if rope.get("mscale") or rope.get("mscale_all_dim"):
+        raise ConfigError("rope scaling 'yarn' with mscale is not supported")
+    return _number(rope, "attention_factor", yarn_scale(max(1.0, _number(rope, "factor"))))
+
+
 def _divisors(rope: Mapping[str, Any], head_size: int, theta: float) -> tuple[float, ...]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = _rope_kind(rope)
     if not 2 <= head_size <= 1024 or not 1.0 <= theta <= 1e12:
         return ()  # ModelConfig refuses both, with its own sentence.
     if kind == "default":
@@ -141,7 +203,16 @@ def _divisors(rope: Mapping[str, Any], head_size: int, theta: float) -> tuple[fl
             raise ConfigError(f"rope_scaling has factor {factor}, low_freq_factor {low}, high_freq_factor {high}")
         original = _integer(rope, "original_max_position_embeddings")
         return llama3_divisors(head_size, theta, factor, low, high, original)
-    raise ConfigError(f"rope scaling {kind!r} is not supported, only 'default', 'linear' and 'llama3'")
+    if kind == "yarn":
+        factor, original = _number(rope, "factor"), _integer(rope, "original_max_position_embeddings")
+        fast, slow = _number(rope, "beta_fast", 32.0), _number(rope, "beta_slow", 1.0)
+        if factor < 1.0 or not 0.0 < slow < fast or not 0 < original <= MAX_CONTEXT or theta <= 1.0:
+            raise ConfigError(
+                f"rope scaling 'yarn' has factor {factor}, beta_slow {slow}, beta_fast {fast}, "
+                f"original_max_position_embeddings {original}, rope_theta {theta}"
+            )
+        return yarn_divisors(head_size, theta, factor, original, fast, slow, rope.get("truncate", True) is not False)
+    raise ConfigError(f"rope scaling {kind!r} is not supported, only 'default', 'linear', 'llama3' and 'yarn'")
 
 
 def _integer(values: Mapping[str, Any], key: str, default: int | None = None) -> int:

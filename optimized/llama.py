@@ -34,10 +34,13 @@ class Layer:
     mlp_norm: Tensor  # [hidden_size]
     gate_up: Tensor  # [2 * intermediate_size, hidden_size]
     down: Tensor  # [hidden_size, intermediate_size]
+    qkv_bias: Tensor | None  # [(num_query_heads + 2 * num_kv_heads) * head_size]
+    o_bias: Tensor | None  # [hidden_size]
+    qk_norms: tuple[Tensor, Tensor] | None  # each [head_size]
 
 
 class LlamaModel:
-    """A Llama model with its weights on a device."""
+    """A model with its weights on a device: Llama, or one of those that differ from it in a bias or a norm."""
 
     def __init__(
         self,
@@ -64,7 +67,9 @@ class LlamaModel:
     def num_weight_bytes(self) -> int:
         """The size of the weights on the device."""
         tensors = [self.embedding, self.norm, *(() if self.lm_head is self.embedding else (self.lm_head,))]
-        tensors += [weight for layer in self.layers for weight in vars(layer).values()]
+        for layer in self.layers:
+            for weight in vars(layer).values():
+                tensors += weight if isinstance(weight, tuple) else () if weight is None else (weight,)
         return sum(tensor.nbytes for tensor in tensors)
 
     def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
@@ -92,7 +97,9 @@ class LlamaModel:
     ) -> Tensor:
         """What ``logits`` reads, ``[num_tokens, hidden_size]``; the caches get the keys and values of all tokens."""
         angles = self._frequencies * positions.unsqueeze(1)  # [num_tokens, head_size / 2] float64
-        turn = (angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1))  # [num_tokens, 1, head_size / 2]
+        scale = self.config.rope_scale
+        cos, sin = ((scale * wave).float().unsqueeze(1) for wave in (angles.cos(), angles.sin()))
+        turn = (cos, sin)  # each [num_tokens, 1, head_size / 2]
         window = self.config.sliding_window
         attention = Attention(slot_mapping, block_tables, seq_lens, query_start, self.config.scale, window, plan)
         x = F.embedding(token_ids, self.embedding)  # [num_tokens, hidden_size]
@@ -111,13 +118,17 @@ class LlamaModel:
     ) -> Tensor:
         """Attention of one layer, ``[num_tokens, hidden_size]``; the cache is written first, since a token sees itself."""
         num_query, num_kv, head_size = self.config.num_query_heads, self.config.num_kv_heads, self.config.head_size
-        heads = F.linear(x, layer.qkv).view(-1, num_query + 2 * num_kv, head_size)
-        turned = _rotate(heads[:, : num_query + num_kv], turn)
+        heads = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, num_query + 2 * num_kv, head_size)
+        straight = heads[:, : num_query + num_kv]
+        if layer.qk_norms is not None:
+            parts = zip((straight[:, :num_query], straight[:, num_query:]), layer.qk_norms, strict=True)
+            straight = torch.cat([self._normed(part, weight) for part, weight in parts], dim=1)
+        turned = _rotate(straight, turn)
         query, key = turned[:, :num_query], turned[:, num_query:]
         out = attention(
             query, key, heads[:, num_query + num_kv :], kv_cache
         )  # [num_tokens, num_query_heads, head_size]
-        return F.linear(out.reshape(-1, num_query * head_size), layer.o)
+        return F.linear(out.reshape(-1, num_query * head_size), layer.o, layer.o_bias)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)  # each [num_tokens, intermediate_size]
@@ -138,7 +149,13 @@ class LlamaModel:
             mlp_norm=self._load(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=self._load(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
             down=self._load(f"{mlp}.down_proj.weight"),
+            qkv_bias=self._load(*(f"{attention}.{part}_proj.bias" for part in "qkv")) if self.config.qkv_bias else None,
+            o_bias=self._load(f"{attention}.o_proj.bias") if self.config.o_bias else None,
+            qk_norms=self._qk_norms(attention) if self.config.qk_norm else None,
         )
+
+    def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
+        return self._load(f"{attention}.q_norm.weight"), self._load(f"{attention}.k_norm.weight")
 
     def _load(self, *names: str) -> Tensor:
         """Tensors on the device in the model's type, several as one matrix of all their rows."""

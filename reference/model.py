@@ -1,4 +1,4 @@
-"""A Llama model in float64: token ids and their positions in, logits out.
+"""Llama, Mistral, Qwen2 or Qwen3 in float64: token ids and their positions in, logits out.
 
 ``weights`` maps the names of ``transformers``' Llama to arrays, each weight ``[out_features, in_features]``::
 
@@ -7,6 +7,8 @@
     model.layers.{i}.self_attn.q_proj.weight             [num_query_heads * head_size, hidden_size]
     model.layers.{i}.self_attn.{k,v}_proj.weight         [num_kv_heads * head_size, hidden_size]
     model.layers.{i}.self_attn.o_proj.weight             [hidden_size, num_query_heads * head_size]
+    model.layers.{i}.self_attn.{q,k,v,o}_proj.bias       [out_features]; absent: none
+    model.layers.{i}.self_attn.{q,k}_norm.weight         [head_size]; absent: heads are not normed
     model.layers.{i}.post_attention_layernorm.weight     [hidden_size]
     model.layers.{i}.mlp.{gate,up}_proj.weight           [intermediate_size, hidden_size]
     model.layers.{i}.mlp.down_proj.weight                [hidden_size, intermediate_size]
@@ -36,7 +38,7 @@ class ModelConfig(Protocol):
     """The numbers that fix the arithmetic.
 
     The angle of rotary pair ``i`` at position ``p`` is ``p * rope_theta ** (-2 * i / head_size) / rope_divisors[i]``;
-    no divisors at all means ones.
+    no divisors at all means ones. Turned queries and keys are ``rope_scale`` times as long.
     """
 
     @property
@@ -55,6 +57,8 @@ class ModelConfig(Protocol):
     def rope_theta(self) -> float: ...
     @property
     def rope_divisors(self) -> tuple[float, ...]: ...
+    @property
+    def rope_scale(self) -> float: ...
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -74,7 +78,7 @@ def rotate(x: Floats, positions: Sequence[int], config: ModelConfig) -> Floats:
     divisors = np.array(config.rope_divisors or (1.0,) * half)
     frequencies = config.rope_theta ** (-2.0 * np.arange(half) / config.head_size) / divisors
     angles = np.asarray(positions, dtype=np.float64)[:, None, None] * frequencies
-    first, second = x[..., :half], x[..., half:]
+    first, second = config.rope_scale * x[..., :half], config.rope_scale * x[..., half:]
     return np.concatenate(
         [first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)], axis=-1
     )
@@ -97,33 +101,36 @@ class Llama:
 
     def logits(self, hidden_states: Floats) -> Floats:
         """``[num_tokens, vocab_size]``."""
-        name = "lm_head.weight" if "lm_head.weight" in self.weights else "model.embed_tokens.weight"
-        return self._linear(name, hidden_states)
+        return self._linear("lm_head" if "lm_head.weight" in self.weights else "model.embed_tokens", hidden_states)
 
     def _attention(self, layer: int, x: Floats, positions: Sequence[int], attend: Attend) -> Floats:
         prefix, config = f"model.layers.{layer}", self.config
         x = self._norm(f"{prefix}.input_layernorm.weight", x)
-        query = self._heads(f"{prefix}.self_attn.q_proj.weight", x, config.num_query_heads)
-        key = self._heads(f"{prefix}.self_attn.k_proj.weight", x, config.num_kv_heads)
-        value = self._heads(f"{prefix}.self_attn.v_proj.weight", x, config.num_kv_heads)
+        query = self._normed_heads(f"{prefix}.self_attn.q", x, config.num_query_heads)
+        key = self._normed_heads(f"{prefix}.self_attn.k", x, config.num_kv_heads)
+        value = self._heads(f"{prefix}.self_attn.v_proj", x, config.num_kv_heads)
         out = attend(layer, rotate(query, positions, config), rotate(key, positions, config), value)
-        return self._linear(f"{prefix}.self_attn.o_proj.weight", out.reshape(len(positions), -1))
+        return self._linear(f"{prefix}.self_attn.o_proj", out.reshape(len(positions), -1))
 
     def _mlp(self, layer: int, x: Floats) -> Floats:
         prefix = f"model.layers.{layer}"
         x = self._norm(f"{prefix}.post_attention_layernorm.weight", x)
-        gate = self._linear(f"{prefix}.mlp.gate_proj.weight", x)
-        up = self._linear(f"{prefix}.mlp.up_proj.weight", x)
-        return self._linear(f"{prefix}.mlp.down_proj.weight", silu(gate) * up)
+        gate = self._linear(f"{prefix}.mlp.gate_proj", x)
+        up = self._linear(f"{prefix}.mlp.up_proj", x)
+        return self._linear(f"{prefix}.mlp.down_proj", silu(gate) * up)
 
     def _norm(self, name: str, x: Floats) -> Floats:
         return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
 
     def _linear(self, name: str, x: Floats) -> Floats:
-        return x @ self.weights[name].T
+        return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0.0)
 
     def _heads(self, name: str, x: Floats, num_heads: int) -> Floats:
         return self._linear(name, x).reshape(len(x), num_heads, self.config.head_size)
+
+    def _normed_heads(self, name: str, x: Floats, num_heads: int) -> Floats:
+        heads = self._heads(f"{name}_proj", x, num_heads)
+        return self._norm(f"{name}_norm.weight", heads) if f"{name}_norm.weight" in self.weights else heads
 
 
 def dense_logits(model: Llama, tokens: Sequence[Token], window: int | None = None) -> Floats:

@@ -20,6 +20,7 @@ class TinyConfig:
     max_model_len: int = 64
     rope_theta: float = 10_000.0
     rope_divisors: tuple[float, ...] = ()
+    rope_scale: float = 1.0
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
 

@@ -19,7 +19,7 @@ from optimized.checkpoint import ModelConfig, load_checkpoint, tensor_shapes
 from optimized.gguf_checkpoint import CONVERSION, GgufTensors, read_gguf
 from optimized.gguf_guard import precheck
 from optimized.model_store import BadModelFile, sha256_of
-from tests.models.tiny_files import TEMPLATE, TINY, interleaved, write_gguf
+from tests.models.tiny_files import FAMILIES, TEMPLATE, TINY, YARN, interleaved, write_directory, write_gguf
 
 WIDE = replace(TINY, num_layers=1, hidden_size=256, intermediate_size=256, num_query_heads=4, head_size=64)
 FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
@@ -316,9 +316,28 @@ def test_an_alignment_beyond_the_limit_is_refused(tmp_path: Path, own_home: Path
     assert "its alignment is 1,048,576" in refused(path, path.read_bytes())
 
 
+@pytest.mark.parametrize(
+    ("architecture", "family"), [("llama", "llama-biased"), ("qwen2", "qwen2-yarn"), ("qwen3", "qwen3")]
+)
+def test_a_family_is_the_same_from_a_gguf_file_and_from_a_directory(
+    tmp_path: Path, own_home: Path, architecture: str, family: str
+) -> None:
+    made_of, changes = FAMILIES[family]
+    yarn = YARN if "yarn" in family else None
+    write_gguf(tmp_path / "m.gguf", made_of, architecture=architecture, with_tokenizer=False, yarn=yarn)
+    write_directory(tmp_path / "folder", made_of, **changes)
+    there = load_checkpoint(tmp_path / "folder")
+    fields = {"eos_token_ids": (), "rms_norm_eps": 1e-5}  # the first is the tokenizer's, the second a float32 there
+    for here in (read_gguf(tmp_path / "m.gguf"), load_checkpoint(tmp_path / "m.gguf")):
+        assert replace(here.config, **fields) == replace(there.config, **fields)
+        assert here.arrays().keys() == there.arrays().keys()
+        for name, array in there.arrays().items():
+            assert np.array_equal(here.arrays()[name], array), name
+
+
 def test_other_architectures_are_named(tiny: bytes, tmp_path: Path, own_home: Path) -> None:
     sentence = refused(tmp_path / "m.gguf", tiny.replace(b"llama", b"mamba"))
-    assert sentence.endswith("architecture 'mamba' is not supported, only 'llama'")
+    assert sentence.endswith("architecture 'mamba' is not supported, only llama, qwen2, qwen3")
 
 
 def test_an_unknown_pre_type_is_named(tmp_path: Path, own_home: Path) -> None:

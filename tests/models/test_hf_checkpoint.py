@@ -100,8 +100,9 @@ def test_linear_scaling_stretches_all_waves() -> None:
     ("changes", "reason"),
     [
         ({"auto_map": {"AutoModel": "evil.Model"}}, "code of its own (auto_map), which is never run"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
-        ({"model_type": "qwen2"}, "'qwen2'"),
+        ({"model_type": "mixtral"}, "'mixtral'"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
         ({"num_hidden_layers": 10**9}, "num_layers is 1000000000"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
@@ -112,9 +113,11 @@ def test_linear_scaling_stretches_all_waves() -> None:
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"rope_theta": 1e300}, "rope_theta is 1e+300"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope scaling 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 8}}, "factor 0.5"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
     ],
@@ -124,6 +127,30 @@ def test_what_the_configuration_cannot_mean_is_said(tmp_path: Path, changes: dic
     with pytest.raises(BadModelFile, match="config.json") as caught:
         load_checkpoint(tmp_path)
     assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 7}, 7),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "llama", "sliding_window": 7}, None),
+        ({"model_type": "qwen2", "sliding_window": 7}, None),
+        ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 0}, 7),
+        (
+            {"model_type": "qwen3", "sliding_window": 7, "use_sliding_window": True, "layer_types": ["full_attention"]},
+            None,
+        ),
+    ],
+)
+def test_a_window_is_there_where_it_is_switched_on(changes: dict[str, object], window: int | None) -> None:
+    assert parse_config(config_json(TINY) | {"architectures": None} | changes).sliding_window == window
+
+
+def test_layers_of_two_kinds_are_refused() -> None:
+    values = config_json(TINY) | {"architectures": None, "model_type": "qwen2", "sliding_window": 7}
+    with pytest.raises(ConfigError, match="only some of its layers"):
+        parse_config(values | {"use_sliding_window": True, "max_window_layers": 1})
 
 
 def test_a_missing_number_is_named() -> None:
@@ -156,7 +183,7 @@ def rewritten(folder: Path, change: dict[str, np.ndarray | None]) -> None:
     ("change", "reason"),
     [
         ({"model.norm.weight": None}, "tensor model.norm.weight is missing"),
-        ({"model.norm.bias": np.zeros(32, np.float32)}, "tensor model.norm.bias is not part of a Llama model"),
+        ({"model.norm.bias": np.zeros(32, np.float32)}, "tensor model.norm.bias is not part of such a model"),
         ({"model.norm.weight": np.zeros(31, np.float32)}, "tensor model.norm.weight has shape [31], expected [32]"),
         ({"model.norm.weight": np.zeros(32, np.int32)}, "tensor model.norm.weight has type I32"),
     ],

@@ -14,8 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimized.chat_template import render
-from optimized.checkpoint import Checkpoint, ConfigError, ModelConfig, llama3_divisors, random_arrays, random_checkpoint
+from optimized.checkpoint import (
+    Checkpoint,
+    ConfigError,
+    ModelConfig,
+    llama3_divisors,
+    load_checkpoint,
+    random_arrays,
+    random_checkpoint,
+    yarn_divisors,
+    yarn_scale,
+)
 from optimized.llama import LlamaModel
+from reference.model import Llama
+from reference.model import dense_logits as reference_logits
+from tests.models.tiny_files import FAMILIES, write_directory
 
 CONFIG = ModelConfig(
     num_layers=2,
@@ -27,6 +40,12 @@ CONFIG = ModelConfig(
     vocab_size=101,
     max_model_len=256,
 )
+ROPES: list[dict[str, Any]] = [
+    {},
+    {"rope_divisors": llama3_divisors(16, 10_000.0, 4.0, 1.0, 4.0, 32)},
+    {"rope_divisors": yarn_divisors(16, 10_000.0, 4.0, 64), "rope_scale": yarn_scale(4.0)},
+]
+TINY_LOGITS = json.loads((Path(__file__).parent / "tiny_logits.json").read_text())
 RECORDED = json.loads((Path(__file__).parent / "smollm2_greedy.json").read_text())
 
 
@@ -50,15 +69,16 @@ def rotate(x: np.ndarray, config: ModelConfig) -> np.ndarray:
                 first * cos - second * sin,
                 second * cos + first * sin,
             )
-    return out
+    return out * x.dtype.type(config.rope_scale)
 
 
-def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+def attend(query: np.ndarray, key: np.ndarray, value: np.ndarray, window: int | None) -> np.ndarray:
     """Causal attention, ``[num_tokens, num_query_heads, head_size]``, head by head."""
     out, group = np.empty_like(query), query.shape[1] // key.shape[1]
     for head in range(query.shape[1]):
         score = query[:, head] @ key[:, head // group].T / query.dtype.type(math.sqrt(query.shape[2]))
         score[np.triu_indices(len(query), 1)] = -np.inf
+        score[np.tril_indices(len(query), -(window or len(query)))] = -np.inf
         weight = np.exp(score - score.max(-1, keepdims=True))
         out[:, head] = weight / weight.sum(-1, keepdims=True) @ value[:, head // group]
     return out
@@ -70,12 +90,16 @@ def dense_logits(config: ModelConfig, arrays: dict[str, np.ndarray], token_ids: 
     x, tokens = weights["model.embed_tokens.weight"][token_ids], len(token_ids)
     for layer in range(config.num_layers):
         w = {name: weights[f"model.layers.{layer}.{name}.weight"] for name in LAYER_PARTS}
+        b = {part: weights.get(f"model.layers.{layer}.self_attn.{part}_proj.bias", dtype(0)) for part in "qkvo"}
         y = norm(x, w["input_layernorm"], config.rms_norm_eps)
         query, key, value = (
-            (y @ w[f"self_attn.{part}_proj"].T).reshape(tokens, -1, config.head_size) for part in "qkv"
+            (y @ w[f"self_attn.{part}_proj"].T + b[part]).reshape(tokens, -1, config.head_size) for part in "qkv"
         )
-        mixed = attend(rotate(query, config), rotate(key, config), value).reshape(tokens, -1)
-        x = x + mixed @ w["self_attn.o_proj"].T
+        if config.qk_norm:
+            norms = [weights[f"model.layers.{layer}.self_attn.{part}_norm.weight"] for part in "qk"]
+            query, key = (norm(x, n, config.rms_norm_eps) for x, n in zip((query, key), norms, strict=True))
+        mixed = attend(rotate(query, config), rotate(key, config), value, config.sliding_window).reshape(tokens, -1)
+        x = x + mixed @ w["self_attn.o_proj"].T + b["o"]
         y = norm(x, w["post_attention_layernorm"], config.rms_norm_eps)
         gate, up = y @ w["mlp.gate_proj"].T, y @ w["mlp.up_proj"].T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["mlp.down_proj"].T
@@ -156,13 +180,20 @@ def chunks_of(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
     cuts=st.lists(st.integers(0, 40), max_size=4),
     block_size=st.sampled_from([1, 3, 16]),
     tied=st.booleans(),
-    divisors=st.sampled_from([(), llama3_divisors(16, 10_000.0, 4.0, 1.0, 4.0, 32)]),
+    rope=st.sampled_from(ROPES),
+    parts=st.sampled_from([{}, {"qkv_bias": True}, {"qkv_bias": True, "o_bias": True}, {"qk_norm": True}]),
     seed=st.integers(0, 1000),
 )
 def test_logits_are_those_of_dense_attention(
-    lengths: list[int], cuts: list[int], block_size: int, tied: bool, divisors: tuple[float, ...], seed: int
+    lengths: list[int],
+    cuts: list[int],
+    block_size: int,
+    tied: bool,
+    rope: dict[str, Any],
+    parts: dict[str, bool],
+    seed: int,
 ) -> None:
-    config = replace(CONFIG, tie_word_embeddings=tied, rope_divisors=divisors)
+    config = replace(CONFIG, tie_word_embeddings=tied, **rope, **parts)
     arrays = random_arrays(config, seed)
     draw = np.random.default_rng(seed)
     # Always one long sequence too: the bound is a maximum, which a handful of positions does not show.
@@ -192,6 +223,22 @@ def test_only_rows_that_sample_get_logits() -> None:
 def test_nothing_to_sample_gives_no_logits() -> None:
     model = LlamaModel(CONFIG, random_checkpoint(CONFIG, 0).tensors)
     assert model.logits(torch.zeros(0, CONFIG.hidden_size)).shape == (0, CONFIG.vocab_size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_that_transformers_computes(tmp_path: Path, family: str) -> None:
+    recorded, token_ids = TINY_LOGITS["models"][family], TINY_LOGITS["token_ids"]
+    write_directory(tmp_path, FAMILIES[family][0], **FAMILIES[family][1])
+    checkpoint = load_checkpoint(tmp_path)
+    arrays, expected = checkpoint.arrays(), np.array(recorded["logits"])
+    exact = dense_logits(checkpoint.config, arrays, token_ids, np.float64)
+    bound = 2 * np.abs(dense_logits(checkpoint.config, arrays, token_ids, np.float32) - exact).max()
+    reference = reference_logits(Llama(arrays, checkpoint.config), token_ids, checkpoint.config.sliding_window)
+    theirs = np.abs(reference - expected).max()  # norms and angles of transformers are float32
+    assert theirs <= bound, recorded["class"]
+    paged = Paged(LlamaModel(checkpoint.config, checkpoint.tensors), 1, 4, 4)
+    logits = paged.step({0: token_ids}, every_row=True).numpy()
+    assert np.abs(logits - expected).max() <= bound + theirs, recorded["class"]
 
 
 def test_a_model_counts_its_bytes() -> None:

@@ -1,6 +1,11 @@
-"""Model files small enough to make by the thousand: GGUF files and Hugging Face directories of random Llama models."""
+"""Model files small enough to make by the thousand: GGUF files and Hugging Face directories of random models.
+
+``python -m tests.models.tiny_files FOLDER`` writes one directory for each family of models.
+"""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -41,18 +46,17 @@ def gguf_name(name: str) -> str:
     """The name that a canonical tensor has in a GGUF file."""
     inner = {theirs: ours for ours, theirs in LAYER_NAMES.items()}
     outer = {theirs: ours for ours, theirs in OUTER_NAMES.items()}
-    stem = name.removesuffix(".weight")
+    stem, _, kind = name.rpartition(".")
     if stem in outer:
-        return f"{outer[stem]}.weight"
+        return f"{outer[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{inner[part]}.weight"
+    return f"blk.{layer}.{inner[part]}.{kind}"
 
 
 def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows as the converter of GGUF files orders them: rotary pairs are neighbours."""
-    rows, columns = weight.shape
-    halves = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, -1)
+    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_gguf(
@@ -65,10 +69,16 @@ def write_gguf(
     divisors: np.ndarray | None = None,
     pre_type: str = "smollm",
     with_tokenizer: bool = True,
+    architecture: str = "llama",
+    yarn: dict[str, object] | None = None,
 ) -> dict[str, np.ndarray]:
     """A GGUF file; matrices are stored as ``kind``, or as the raw bytes given. The arrays that it was made from."""
     arrays = random_arrays(config, seed)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
+    if yarn is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(yarn["factor"])
+        writer.add_rope_scaling_orig_ctx_len(yarn["original_max_position_embeddings"])
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_model_len)
     writer.add_embedding_length(config.hidden_size)
@@ -94,7 +104,7 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
     for name, array in arrays.items():
         heads = {"q": config.num_query_heads, "k": config.num_kv_heads}.get(name.split(".")[-2].removesuffix("_proj"))
-        stored = interleaved(array, heads) if heads else array
+        stored = interleaved(array, heads) if heads and architecture == "llama" else array
         if array.ndim == 1:
             writer.add_tensor(gguf_name(name), stored)
         elif raw is not None:
@@ -128,3 +138,41 @@ def write_directory(
         save_file(part, folder / name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return arrays
+
+
+SMALL = ModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    intermediate_size=48,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_size=16,
+    vocab_size=61,
+    max_model_len=64,
+    rope_theta=1000.0,
+    eos_token_ids=(60,),
+)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+FAMILIES: dict[str, tuple[ModelConfig, dict[str, object]]] = {
+    "llama": (SMALL, {}),
+    "llama3": (replace(SMALL, tie_word_embeddings=True), {"rope_scaling": LLAMA3}),
+    "llama-biased": (replace(SMALL, qkv_bias=True, o_bias=True), {}),
+    "mistral": (SMALL, {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}),
+    "mistral-window": (replace(SMALL, sliding_window=5), {}),
+    "qwen2": (replace(SMALL, qkv_bias=True, tie_word_embeddings=True), {}),
+    "qwen2-yarn": (replace(SMALL, qkv_bias=True), {"rope_scaling": YARN}),
+    "qwen3": (replace(SMALL, qk_norm=True, head_size=8), {}),
+}
+"""Random models of each family: what they are made of, and what config.json says besides."""
+
+
+if __name__ == "__main__":
+    for name, (made_of, changes) in FAMILIES.items():
+        write_directory(Path(sys.argv[1]) / name, made_of, **changes)
