@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernels.arguments import PAD_SLOT, BadArgument
+    from kernels.arrays import tensor_of
     from kernels.attention import paged_attention
     from kernels.attention_launch import triton_paged_attention
     from kernels.attention_plan import AttentionPlan, plan_attention
@@ -54,6 +55,7 @@ __all__ = [
     "rms_norm",
     "rotate_write",
     "silu_mul",
+    "tensor_of",
     "tile_shapes",
     "triton_add_rms_norm",
     "triton_copy_blocks",
@@ -96,6 +98,7 @@ _HOME = {
     "rms_norm": "layer",
     "rotate_write": "layer",
     "silu_mul": "layer",
+    "tensor_of": "arrays",
     "tile_shapes": "tile_shape",
     "triton_add_rms_norm": "layer_launch",
     "triton_copy_blocks": "cache_launch",
