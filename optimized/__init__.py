@@ -7,17 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from optimized.async_llm import AsyncLLM, EngineBusy, EngineStopped
     from optimized.engine import EngineCore, make_engine
     from optimized.llm import LLM
-    from optimized.outputs import CompletionOutput, RequestOutput
+    from optimized.outputs import CompletionOutput, OutputKind, RequestOutput
     from optimized.sampling import SamplingParams
     from optimized.sequence_pool import make_pool
     from optimized.symbolic_device import SymbolicDevice
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
+    "EngineBusy",
     "EngineCore",
+    "EngineStopped",
+    "OutputKind",
     "RequestOutput",
     "SamplingParams",
     "SymbolicDevice",
@@ -27,8 +32,12 @@ __all__ = [
 
 _HOME = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "CompletionOutput": "outputs",
+    "EngineBusy": "async_llm",
     "EngineCore": "engine",
+    "EngineStopped": "async_llm",
+    "OutputKind": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling",
     "SymbolicDevice": "symbolic_device",

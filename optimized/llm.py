@@ -14,7 +14,7 @@ from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, S
 from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput
 from optimized.sampling import Logprob, SamplingParams, derived_seed
 from spec.engine import InvalidField, InvalidRequest
-from spec.vocabulary import Config, FinishReason, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, FinishReason, Policy, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -52,6 +52,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         preemption_mode: str = "auto",
         swap_space: float | None = None,
+        scheduling_policy: str = "fcfs",
         seed: int = 0,
         dtype: str = "auto",
         device: str = "auto",
@@ -69,6 +70,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             preemption_mode=preemption_mode,
             swap_space=swap_space,
+            scheduling_policy=scheduling_policy,
             seed=seed,
             dtype=dtype,
             device=device,
@@ -79,6 +81,7 @@ class LLM:
         self.seed = seed
         self._core = make_core(self.checkpoint, args, make_observer)
         self._open: dict[RequestId, OpenRequest] = {}
+        self._names: dict[str, OpenRequest] = {}
         self._seqs: dict[SeqId, OpenRequest] = {}
         self._num_requests = 0
         self._num_seqs = 0
@@ -127,11 +130,21 @@ class LLM:
 
     # --- step by step -------------------------------------------------------------------------------------------------
 
-    def add_request(self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None) -> None:
-        """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served."""
-        if not isinstance(request_id, str) or any(request_id == request.name for request in self._open.values()):
+    def prompt_of(self, prompt: Prompt) -> Prompt:
+        """A prompt with its token ids, checked, for ``add_request``; any thread may ask."""
+        text, token_ids = self._read(prompt)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> None:
+        """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served.
+
+        A smaller ``priority`` is served first, if that is the scheduling policy.
+        """
+        if not isinstance(request_id, str) or request_id in self._names:
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
-        made = self._make(request_id, *self._read(prompt), sampling_params or SamplingParams())
+        made = self._make(request_id, *self._read(prompt), sampling_params or SamplingParams(), priority=priority)
         self._core.check(made[0], made[2])
         self._add(*made)
 
@@ -139,11 +152,14 @@ class LLM:
         """One step of the engine: the requests that got tokens or ended, as they stand now."""
         return [request.shown() for request in self._advance()]
 
-    def abort(self, request_id: str) -> None:
-        """Give a request up. An unknown or finished id is ignored."""
-        for request in [request for request in self._open.values() if request.name == request_id]:
-            self._core.abort(request.request_id)
-            self._close(request)
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Give a request up: what it got as far as. An unknown or finished id is ignored."""
+        request = self._names.get(request_id)
+        if request is None:
+            return None
+        self._end(request, FinishReason.ABORT.value)
+        self._close(request)
+        return request.shown()
 
     def max_tokens_left(self, prompt: Prompt, n: int = 1) -> int:
         """The most tokens that ``n`` answers to this prompt can have: the ``max_tokens=None`` of sampling."""
@@ -245,6 +261,7 @@ class LLM:
         token_ids: list[Token],
         params: SamplingParams,
         before: Sequence[Made] = (),
+        priority: int = 0,
     ) -> Made:
         """A request that is not added yet, and will be after those ``before``."""
         tokenizer = self.checkpoint.tokenizer
@@ -253,6 +270,10 @@ class LLM:
         if tokenizer is None and (params.stop or params.bad_words):
             raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: stop strings and bad words have no meaning")
         self._check_params(params)
+        if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
+            raise InvalidField("priority", priority, "a whole number of at most 64 bits")
+        if priority and self._core.config.policy is not Policy.PRIORITY:
+            raise InvalidField("priority", priority, "0, unless the scheduling policy is priority")
         request_id = self._num_requests + len(before)
         first = self._num_seqs if not before else before[-1][0].seq_ids[-1] + 1
         seq_ids = tuple(range(first, first + params.n))
@@ -263,6 +284,7 @@ class LLM:
             self._max_tokens(len(token_ids), params),
             seq_ids,
             stop_token_ids=(*(params.stop_token_ids or ()), *ends),
+            priority=priority,
             # A hit would spare the work that is asked for, and the same prompt's blocks are of use to nobody else.
             cache_salt="" if params.prompt_logprobs is None else f"prompt_logprobs of request {request_id}",
         )
@@ -318,7 +340,7 @@ class LLM:
         self._core.add(request, params, seed, bad_words)
         self._num_requests = request.request_id + 1
         self._num_seqs = request.seq_ids[-1] + 1
-        self._open[request.request_id] = opened
+        self._open[request.request_id] = self._names[opened.name] = opened
         self._seqs.update(dict.fromkeys(request.seq_ids, opened))
 
     def _advance(self) -> Iterable[OpenRequest]:
@@ -327,6 +349,7 @@ class LLM:
             outcome = self._core.step()
         except BaseException:
             self._open.clear()
+            self._names.clear()
             self._seqs.clear()
             raise
         for request_id in outcome.preempted:
@@ -339,9 +362,13 @@ class LLM:
             if request is None or request.outputs[seq_id].finish_reason is not None:
                 continue  # released, and its core goes on all the same
             output = request.outputs[seq_id]
-            output.take(token, ends.get(seq_id), self._named(outcome.logprobs.get(seq_id)))
-            if output.finish_reason is not None and seq_id not in ends:
-                self._core.release(seq_id)
+            try:
+                output.take(token, ends.get(seq_id), self._named(outcome.logprobs.get(seq_id)))
+            except Exception as error:  # noqa: BLE001  what goes wrong with one text ends its own request only
+                self._end(request, "error", f"{type(error).__name__}: {error}")
+            else:
+                if output.finish_reason is not None and seq_id not in ends:
+                    self._core.release(seq_id)
             touched[request.request_id] = request
         for seq_id, found in outcome.prompt_logprobs.items():
             of_prompt = self._seqs[seq_id].prompt_logprobs if seq_id in self._seqs else None
@@ -350,8 +377,7 @@ class LLM:
                     of_prompt[position] = self._named(logprobs)
         for request_id, failure in outcome.failed:
             touched[request_id] = self._open[request_id]
-            for output in self._open[request_id].outputs.values():
-                output.fail(failure.reason)
+            self._end(self._open[request_id], "error", failure.reason)
         for request in touched.values():
             if request.finished:
                 self._close(request)
@@ -367,8 +393,15 @@ class LLM:
             for token, each in logprobs.items()
         }
 
+    def _end(self, request: OpenRequest, reason: str, why: str | None = None) -> None:
+        """No sequence of the request goes on."""
+        self._core.abort(request.request_id)
+        for output in request.outputs.values():
+            output.end(reason, why)
+
     def _close(self, request: OpenRequest) -> None:
         del self._open[request.request_id]
+        del self._names[request.name]
         for seq_id in request.outputs:
             del self._seqs[seq_id]
 

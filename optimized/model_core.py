@@ -14,7 +14,7 @@ from optimized.plan import Plan
 from optimized.pool import blocks_needed
 from optimized.step import Outcome
 from spec.engine import Observer
-from spec.vocabulary import Config, InvalidConfig, Recovery, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, InvalidConfig, Policy, Recovery, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
+SCHEDULING_POLICIES = tuple(each.value for each in Policy)
 
 BadWords: TypeAlias = tuple[tuple[Token, ...], ...]
 """The token ids of texts that must not come."""
@@ -52,6 +53,7 @@ class EngineArgs:
     enable_prefix_caching: bool = True
     preemption_mode: str = "auto"
     swap_space: float | None = None
+    scheduling_policy: str = "fcfs"
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
@@ -70,8 +72,13 @@ class EngineArgs:
             raise InvalidConfig("swap_space", self.swap_space, "a number of GiB, at least 0")
         if self.swap_space and self.preemption_mode == "recompute":
             raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
-        choices_of = (("dtype", DTYPES), ("device", DEVICES), ("preemption_mode", PREEMPTION_MODES))
-        for name, choices in choices_of:
+        choices_of = {
+            "dtype": DTYPES,
+            "device": DEVICES,
+            "preemption_mode": PREEMPTION_MODES,
+            "scheduling_policy": SCHEDULING_POLICIES,
+        }
+        for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
                 raise InvalidConfig(name, getattr(self, name), f"one of {', '.join(choices)}")
 
@@ -87,6 +94,7 @@ class EngineArgs:
             max_num_batched_tokens=self.max_num_batched_tokens or max_num_batched_tokens,
             max_model_len=longest,
             prefix_cache=self.enable_prefix_caching,
+            policy=Policy(self.scheduling_policy),
             window=None if model.sliding_window is None or model.sliding_window >= longest else model.sliding_window,
         )
 
@@ -103,11 +111,15 @@ class EngineArgs:
         return replace(config, recovery=Recovery.SWAP, num_host_blocks=num_host_blocks)
 
     def num_blocks_in_memory(self, limits: Config, block_bytes: int, default_bytes: int) -> int:
-        """How many blocks the cache has in this machine's main memory; unless told, no more than can be of use."""
+        """How many blocks the cache has in this machine's main memory; unless told, no more than can be of use.
+
+        That is what all running sequences can fill, and as much again for what the prefix cache keeps of others.
+        """
         memory = self.kv_cache_memory_bytes or default_bytes
         num_blocks = num_blocks_for(memory, 1.0, weights=0, activation_peak=0, bytes_per_block=block_bytes)
-        if self.kv_cache_memory_bytes is None and not limits.prefix_cache:
-            num_blocks = min(num_blocks, limits.max_num_seqs * blocks_needed(limits.max_model_len, limits.block_size))
+        if self.kv_cache_memory_bytes is None:
+            most = limits.max_num_seqs * blocks_needed(limits.max_model_len, limits.block_size)
+            num_blocks = min(num_blocks, most * (2 if limits.prefix_cache else 1))
         num_blocks = self.num_gpu_blocks_override or num_blocks
         if num_blocks < 1:
             raise InvalidConfig("kv_cache_memory_bytes", memory, f"at least one block, {block_bytes:,} bytes")
@@ -205,7 +217,6 @@ class TorchCore:
         self.device = TorchDevice(model, self.config, self._tokens_of)
         observer = make_observer(self.config) if make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model=str(checkpoint.path))
-        self._seq_ids: dict[RequestId, tuple[SeqId, ...]] = {}
 
     def check(self, request: Request, params: SamplingParams) -> None:
         self.core.scheduler.check(request)
@@ -214,7 +225,6 @@ class TorchCore:
         from optimized.torch_device import SeqSampling
 
         self.core.add(request)
-        self._seq_ids[request.request_id] = request.seq_ids
         for ordinal, seq_id in enumerate(request.seq_ids):
             self.device.sampling[seq_id] = SeqSampling(
                 params, seed, ordinal, len(request.prompt), request.stop_token_ids, bad_words
@@ -231,17 +241,19 @@ class TorchCore:
             raise
         outcome = self.core.commit(plan, sampled)
         outcome.logprobs, outcome.prompt_logprobs = self.device.logprobs, self.device.prompt_logprobs
-        if outcome.finished or outcome.failed:
+        self._forget([seq_id for seq_id, _ in outcome.finished])
+        if outcome.failed:
             self._forget_ended()
         return outcome
 
     def abort(self, request_id: RequestId) -> None:
+        live = self.core.scheduler.requests.get(request_id)
         self.core.abort(request_id)
-        self._forget_ended()
+        self._forget(() if live is None else live.request.seq_ids)
 
     def release(self, seq_id: SeqId) -> None:
         self.core.release(seq_id)
-        self._forget_ended()
+        self._forget([seq_id])
 
     def stats(self) -> Stats:
         counters, pool = self.core.scheduler.counters, self.core.scheduler.pool
@@ -266,12 +278,16 @@ class TorchCore:
         self.core.reset_cache()
         self._forget_ended()
 
+    def _forget(self, seq_ids: Sequence[SeqId]) -> None:
+        """Sequences that have ended need no sampling."""
+        for seq_id in seq_ids:
+            self.device.sampling.pop(seq_id, None)
+
     def _forget_ended(self) -> None:
-        """Requests that have ended need no sampling."""
-        live = self.core.scheduler.requests
-        for request_id in [request_id for request_id in self._seq_ids if request_id not in live]:
-            for seq_id in self._seq_ids.pop(request_id):
-                del self.device.sampling[seq_id]
+        """The same when nobody says who they are. O(requests)."""
+        requests = self.core.scheduler.requests.values()
+        live = {seq_id for each in requests for seq_id in each.request.seq_ids}
+        self._forget([seq_id for seq_id in self.device.sampling if seq_id not in live])
 
 
 def chosen_device(device: str = "auto") -> tuple[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from optimized.sampling import Logprob
 from optimized.tokenizer import Detokenizer
@@ -14,8 +16,8 @@ from spec.vocabulary import FinishReason, RequestId, SeqId, Token
 class CompletionOutput:
     """One continuation. The token that ended it is in ``token_ids`` and not in ``text``, unless that was asked for.
 
-    ``finish_reason`` is None while it goes on, then ``"stop"``, ``"length"``, or ``"error"`` if the model had no token
-    for it. ``stop_reason`` says more: the stop string, the id of a stop token that the caller asked for, or what went
+    ``finish_reason`` is None while it goes on, then ``"stop"``, ``"length"``, ``"abort"`` if somebody gave it up, or
+    ``"error"`` if the model had no token for it. ``stop_reason`` says more: the stop string, the id of a stop token that the caller asked for, or what went
     wrong; None for the model's own end token. ``logprobs`` has, for each token, its own entry and those of the likeliest
     tokens, if they were asked for, and ``cumulative_logprob`` the sum over the answer.
     """
@@ -35,7 +37,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back.
+    """A prompt, the same list each time, and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back.
 
     ``prompt_logprobs``, if asked for, has an entry for each token of the prompt; the first, which nothing comes before,
     is None.
@@ -48,6 +50,32 @@ class RequestOutput:
     finished: bool
     num_preemptions: int = 0
     prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
+
+
+class OutputKind(Enum):
+    """What each output of a stream has: all so far, what is new since the one before, or only the end, with all."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
+
+
+def news(before: RequestOutput | None, now: RequestOutput) -> RequestOutput:
+    """What an output says that an earlier one of the same request did not: texts, tokens and their log probabilities."""
+    if before is None:
+        return now
+    pairs = zip(before.outputs, now.outputs, strict=True)
+    return replace(now, outputs=[_news(old, new) for old, new in pairs], prompt_logprobs=None)
+
+
+def _news(before: CompletionOutput, now: CompletionOutput) -> CompletionOutput:
+    count, logprobs = len(before.token_ids), now.logprobs
+    return replace(
+        now,
+        text=now.text[len(before.text) :],
+        token_ids=now.token_ids[count:],
+        logprobs=None if logprobs is None else logprobs[count:],
+    )
 
 
 class OutputText:
@@ -131,11 +159,12 @@ class OpenOutput:
         if self.text.stopped_by is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, self.text.stopped_by
 
-    def fail(self, reason: str) -> None:
-        """There is no token for it; what it has is what it gets."""
+    def end(self, reason: str, why: str | None = None) -> None:
+        """It goes no further, though nothing in it says so; what it has is what it gets."""
         if self.finish_reason is None:
-            self.text.finish()
-            self.finish_reason, self.stop_reason = "error", reason
+            self.finish_reason, self.stop_reason = reason, why
+            with suppress(Exception):  # if it ends because its text has broken, there is no more of it
+                self.text.finish()
 
     def shown(self) -> CompletionOutput:
         """The continuation as it stands."""
@@ -173,11 +202,10 @@ class OpenRequest:
     def shown(self) -> RequestOutput:
         """The request as it stands."""
         outputs = [output.shown() for output in self.outputs.values()]
-        prompt_token_ids = self.prompt_token_ids.copy()
         return RequestOutput(
             self.name,
             self.prompt,
-            prompt_token_ids,
+            self.prompt_token_ids,
             outputs,
             self.finished,
             self.num_preemptions,

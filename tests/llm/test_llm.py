@@ -352,6 +352,7 @@ def test_an_engine_that_makes_no_sense_is_not_built(tiny: Checkpoint, args: dict
 
 def test_the_cache_has_no_more_blocks_than_can_be_of_use(tiny: Checkpoint) -> None:
     assert LLM(tiny, block_size=4, max_num_seqs=2, enable_prefix_caching=False).config.num_blocks == 2 * 64 // 4
+    assert LLM(tiny, block_size=4, max_num_seqs=2).config.num_blocks == 2 * 2 * 64 // 4
     assert LLM(tiny, kv_cache_memory_bytes=1 << 20).config.num_blocks == 256
 
 
