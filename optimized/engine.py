@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from optimized.device import Device, Sampled
+from optimized.one_by_one import in_batches
 from optimized.plan import Plan
 from optimized.scheduler import Scheduler
 from optimized.snapshot import snapshot_of
@@ -46,7 +47,8 @@ class EngineCore:
     def __init__(self, config: Config, device: Device, observer: Observer | None = None, model: str = "") -> None:
         self.config = config
         self.device = device
-        self.scheduler = Scheduler(config, observer.event if observer is not None else None, model)
+        batches = in_batches(observer, config.block_size) if observer is not None else None
+        self.scheduler = Scheduler(config, batches, model)
         self._observer = observer
 
     @property

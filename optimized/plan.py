@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from optimized.sequences import LiveSeq
-from spec.vocabulary import BlockId, HostBlockId, Read, RequestId, SeqId, Slot, StepId, Token, Write
+from spec.batches import Computed
+from spec.vocabulary import BlockId, HostBlockId, Read, RequestId, SeqId, Slot, StepId, Token
 
 
 class BlockCopy(NamedTuple):
@@ -78,21 +79,27 @@ def _tuples(value: Any) -> Any:  # Any: whatever JSON can hold
     return tuple(_tuples(each) for each in value) if isinstance(value, list) else value
 
 
-def writes_and_reads(plan: Plan, block_size: int, window: int | None) -> Iterator[Write | Read]:
-    """What a device does to the cache after the copies, as the plan's arrays say: all writes, then all reads."""
-    bounds = pairwise(plan.query_start)
-    for seq_id, (start, stop) in zip(plan.seq_ids, bounds, strict=True):
-        yield Write(seq_id, plan.positions[start], plan.slot_mapping[start:stop])
-    for index in range(len(plan.seq_ids)):
-        yield read_of(plan, index, block_size, window)
-
-
 def read_of(plan: Plan, index: int, block_size: int, window: int | None) -> Read:
     """What the attention of one sequence reads: from the first position that a token of this step sees."""
     first_kept = plan.num_dropped_blocks[index] * block_size if plan.num_dropped_blocks else 0
     start = 0 if window is None else max(0, plan.positions[plan.query_start[index]] - window + 1)
     slots = slots_of_table(plan.block_tables[index], plan.seq_lens[index] - first_kept, block_size)
     return Read(plan.seq_ids[index], slots[start - first_kept :], start)
+
+
+def computed_by(plan: Plan, window: int | None) -> Computed:
+    """What a device does to the cache after the copies, as the plan's arrays say: all writes, then all reads."""
+    starts, positions = plan.query_start, plan.positions
+    return Computed(
+        plan.seq_ids,
+        positions if len(positions) == len(plan.seq_ids) else [positions[start] for start in starts[:-1]],
+        plan.slot_mapping,
+        plan.seq_lens,
+        starts,
+        dict(zip(plan.seq_ids, plan.block_tables, strict=True)),
+        plan.num_dropped_blocks,
+        window,
+    )
 
 
 def slots_of_table(table: Sequence[BlockId], num_tokens: int, block_size: int) -> tuple[Slot, ...]:

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optimized.admission import may_admit, may_fork
 from optimized.counters import Counters
 from optimized.device import Failure, Sampled
 from optimized.door import check_fork, check_request, room_for_fork
 from optimized.placement import longest_hit, must_copy, num_blocks_to_place, num_passed_blocks
-from optimized.plan import BlockCopy, Plan, Swap, decode_batch, mixed_batch, writes_and_reads
+from optimized.plan import BlockCopy, Plan, Swap, computed_by, decode_batch, mixed_batch
 from optimized.pool import BlockPool, blocks_needed
 from optimized.prefix_cache import PrefixCache
 from optimized.sequences import LiveRequest, LiveSeq
 from optimized.step import Outcome, StepInFlight
 from optimized.waiting import WaitingQueue
+from spec.batches import BatchObserver
 from spec.engine import Admission, InvalidField
 from spec.vocabulary import (
     Abort,
     Add,
     Admit,
     Allocate,
-    Append,
     Begin,
     Complete,
     Config,
     Copy,
-    Event,
     Finish,
     FinishReason,
     Fork,
@@ -55,12 +54,12 @@ from spec.vocabulary import (
 
 
 class Scheduler:
-    """Queues, sequences and the pool. ``emit`` hears every event; without it none is made.
+    """Queues, sequences and the pool. ``observer`` hears every event; without it none is made.
 
     ``model`` is the identity of the model: what the prefix cache holds is good for no other.
     """
 
-    def __init__(self, config: Config, emit: Callable[[Event], None] | None = None, model: str = "") -> None:
+    def __init__(self, config: Config, observer: BatchObserver | None = None, model: str = "") -> None:
         self.config = config
         self.cache = PrefixCache(config.num_blocks, config.block_size, model=model) if config.prefix_cache else None
         self.pool = BlockPool(config.num_blocks, self.cache)
@@ -71,7 +70,8 @@ class Scheduler:
         self.seqs: dict[SeqId, LiveSeq] = {}
         self.flights: dict[StepId, StepInFlight] = {}
         self.counters = Counters()
-        self._emit = emit
+        self._observer = observer
+        self._emit = observer.event if observer is not None else None
         self._promised: set[SeqId] = set()  # ids of sequences that are still to be forked
         self._seats_taken = 0
         self._num_arrivals = 0
@@ -141,7 +141,8 @@ class Scheduler:
 
     def _schedule_running(self, step: StepInFlight) -> None:
         running, block_size, ref_count = self.running, self.config.block_size, self.pool.ref_count
-        emit, scheduled, budget = self._emit, step.scheduled, step.budget
+        scheduled, budget, observer = step.scheduled, step.budget, self._observer
+        singles: list[SeqId] = []  # who got room for a token without a block, while nobody was told yet
         index = 0
         while index < len(running) and budget:
             request = running[index]
@@ -154,14 +155,19 @@ class Scheduler:
                     seq.num_scheduled = 1
                     scheduled.append(seq)
                     budget -= 1
-                    if emit is not None:
-                        emit(Allocate(seq.seq_id, 1, ()))
+                    if observer is not None:
+                        singles.append(seq.seq_id)
                 elif count and budget:
                     step.budget = budget
+                    if observer is not None and singles:
+                        observer.allocated(singles)
+                        singles = []
                     if not self._make_room(step, seq):
                         return
                     self._place(step, seq)
                     budget = step.budget
+        if observer is not None and singles:
+            observer.allocated(singles)
         step.budget = budget
 
     def _make_room(self, step: StepInFlight, seq: LiveSeq) -> bool:
@@ -328,9 +334,8 @@ class Scheduler:
         aborted meanwhile ends.
         """
         step = self.flights.pop(plan.step_id)
-        if self._emit is not None:
-            for event in writes_and_reads(plan, self.config.block_size, self.config.window):
-                self._emit(event)
+        if self._observer is not None:
+            self._observer.computed(computed_by(plan, self.config.window))
         self._compute(step)
         if self.config.window is not None:
             self._slide(step, self.config.window)
@@ -413,9 +418,8 @@ class Scheduler:
             if len(tokens) >= seq.max_tokens or token in seq.request.stop:
                 ended.append(seq)
         self.counters.num_tokens_sampled += len(outcome.tokens)
-        if self._emit is not None:
-            for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
-                self._emit(Append(seq_id, (token,)))
+        if self._observer is not None:
+            self._observer.appended(outcome.seq_ids, outcome.tokens)
         for seq in ended:
             reason = FinishReason.STOP if seq.tokens[-1] in seq.request.stop else FinishReason.LENGTH
             outcome.finished.append((seq.seq_id, reason))

@@ -1,14 +1,14 @@
 """The event log: newline-delimited JSON, versioned, read back exactly.
 
-The first line names the version, the engine and its limits; then there is one event a line; the last line counts them, so
-that a log that was cut off is known as such. A log grows in a file beside its own, whole lines only, and gets its name
-when it is complete: under that name there is never half a log.
+The first line names the version, the engine and its limits; then there is one event a line, or a batch of them (see
+``spec.batches``); the last line counts the events, so that a log that was cut off is known as such. A log grows in a file
+beside its own, whole lines only, and gets its name when it is complete: under that name there is never half a log.
 """
 
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from io import BytesIO
@@ -16,10 +16,24 @@ from pathlib import Path
 from types import NoneType, TracebackType, UnionType
 from typing import BinaryIO, Self, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from spec.vocabulary import Config, Event, InvalidConfig, Request, State
+from spec.batches import (
+    COLUMNS,
+    BadColumn,
+    Batch,
+    Computed,
+    Tables,
+    allocated_line,
+    appended_line,
+    computed_line,
+    read_batch,
+)
+from spec.vocabulary import Config, Event, InvalidConfig, Request, SeqId, State, Token
 
 FORMAT = "kvproof trace"
-VERSION = 1
+VERSION = 2
+"""Since version 2 a line may hold a batch of events."""
+MOST = {"num_blocks": 1 << 24, "num_host_blocks": 1 << 24, "block_size": 1 << 20}
+"""Limits beyond which nobody follows a log: a pool of 16 million blocks. A header is a claim, and costs nothing to make."""
 
 Json: TypeAlias = "Mapping[str, Json] | list[Json] | str | int | None"
 T = TypeVar("T")
@@ -74,34 +88,56 @@ class Writer:
         self.path = Path(path)
         self.part = self.path.with_name(self.path.name + ".part")
         self.num_events = 0
+        self._tables = Tables()
+        self._lines = [_line(_header(config, engine))]
         self._file: BinaryIO | None = open(self.part, "wb")  # noqa: SIM115  close() closes it
-        self._write(_header(config, engine))
+        self.flush()
 
     def event(self, event: Event) -> None:
-        self._write(encode(event))
+        self._lines.append(event_line(event))
         self.num_events += 1
 
+    def allocated(self, seqs: Sequence[SeqId]) -> None:
+        """A token's room for each of these sequences, none of which needed a block."""
+        self._lines.append(allocated_line(seqs))
+        self.num_events += len(seqs)
+
+    def computed(self, step: Computed) -> None:
+        """The writes of a step, and then its reads."""
+        seqs = self._tables.column(step.seqs)
+        self._lines.append(computed_line(seqs, step, self._tables.seen(step)))
+        self.num_events += len(step)
+
+    def appended(self, seqs: Sequence[SeqId], tokens: Sequence[Token]) -> None:
+        """A token for each of these sequences."""
+        self._lines.append(appended_line(self._tables.column(seqs), tokens))
+        self.num_events += len(seqs)
+
     def settled(self, snapshot: Callable[[], State]) -> None:
-        """Nothing: a log holds events only."""
+        """What happened until now is in the file, so that it outlives whatever ends this process."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Every line so far is in the file."""
+        if self._file is None:
+            raise ValueError(f"{self.path} is closed")
+        lines, self._lines = self._lines, []
+        try:
+            self._file.write("".join(lines).encode())
+            self._file.flush()
+        except OSError:
+            self._file = None  # a line may be cut off: this log never gets its name
+            raise
 
     def close(self) -> None:
         """The log is complete. To close it again does nothing."""
         if self._file is None:
             return
-        self._write(_footer(self.num_events))
+        self._lines.append(_line(_footer(self.num_events)))
+        self.flush()
         self._file.close()
         self._file = None
         os.replace(self.part, self.path)
-
-    def _write(self, record: Json) -> None:
-        if self._file is None:
-            raise ValueError(f"{self.path} is closed")
-        try:
-            self._file.write(_line(record).encode())
-            self._file.flush()
-        except OSError:
-            self._file = None  # a line may be cut off: this log never gets its name
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +152,10 @@ class Reader:
     def __init__(self, source: Iterable[bytes], file: str) -> None:
         self._lines = iter(source)
         self._place = Place(file, 0)
+        self.num_events = 0
+        """The events that were read so far."""
+        self.num_judged = 0
+        """The events that whoever judges them has come to."""
         header = self._next()
         if header.get("format") != FORMAT:
             raise self._place.error("format", f"is {reprlib.repr(header.get('format'))}, it must be {FORMAT!r}")
@@ -125,25 +165,70 @@ class Reader:
         _same_fields(header, ("format", "version", "engine", "config"), "", self._place)
         self.engine = read(str, header["engine"], "engine", self._place)
         self.config = read(Config, header["config"], "config", self._place)
+        for name, most in MOST.items():
+            if (value := getattr(self.config, name)) > most:
+                raise self._place.error(f"config.{name}", f"is {value}, a log is followed up to {most}")
+        self._tables = Tables()
+
+    @property
+    def line(self) -> int:
+        """The number of the line that was read last."""
+        return self._place.line
 
     def __iter__(self) -> Iterator[Event]:
-        num_events = 0
-        while "event" in (record := self._next()):
-            yield read_event(record, self._place)
-            num_events += 1
+        for line in self.lines():
+            record = read_line(line, self._place)
+            if "event" in record:
+                yield self.event(record)
+            elif "events" in record:
+                yield from self.batch(record).events(self.config.block_size)
+            else:
+                return self.end(record)
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines after the first one, as they stand. Whoever reads them says ``end`` when it comes to the last."""
+        while True:
+            self._place = Place(self._place.file, self._place.line + 1)
+            line = next(self._lines, b"")
+            if not line.endswith(b"\n"):
+                raise self._place.error(None, "the log is cut off")
+            yield line
+
+    def event(self, record: Mapping[str, object]) -> Event:
+        """The event on the line read last."""
+        event = read_event(record, self._place)
+        self.num_events += 1
+        return event
+
+    def batch(self, record: Mapping[str, object]) -> Batch:
+        """The batch on the line read last."""
+        kind = record["events"]
+        if not isinstance(kind, str) or kind not in COLUMNS:
+            raise self._place.error("events", f"is {reprlib.repr(kind)}, which is no batch")
+        columns = {name: value for name, value in record.items() if name != "events"}
+        _same_fields(columns, COLUMNS[kind], "", self._place)
+        try:
+            batch = read_batch(kind, columns, self.config, self._tables)
+        except BadColumn as error:
+            raise self._place.error(error.field, error.problem) from None
+        self.num_events += len(batch)
+        return batch
+
+    def record(self, line: bytes) -> Mapping[str, object]:
+        """The record of the line read last, every mistake in it named."""
+        return read_line(line, self._place)
+
+    def end(self, record: Mapping[str, object]) -> None:
+        """The line read last counts the events and is the last one."""
         _same_fields(record, ("num_events",), "", self._place)
-        if (counted := read(int, record["num_events"], "num_events", self._place)) != num_events:
-            raise self._place.error("num_events", f"is {counted}, and there are {num_events} events before it")
+        if (counted := read(int, record["num_events"], "num_events", self._place)) != self.num_events:
+            raise self._place.error("num_events", f"is {counted}, and there are {self.num_events} events before it")
         if next(self._lines, None) is not None:
             raise Place(self._place.file, self._place.line + 1).error(None, "the log has ended above")
 
     def _next(self) -> Mapping[str, object]:
         """The next line, which must be there."""
-        self._place = Place(self._place.file, self._place.line + 1)
-        line = next(self._lines, b"")
-        if not line.endswith(b"\n"):
-            raise self._place.error(None, "the log is cut off")
-        return read_line(line, self._place)
+        return read_line(next(self.lines()), self._place)
 
 
 @dataclass(frozen=True)
@@ -155,6 +240,14 @@ class Place:
 
     def error(self, field: str | None, problem: str) -> TraceError:
         return TraceError(self.file, self.line, field, problem)
+
+
+def event_line(event: Event) -> str:
+    """An event as a line, ``encode`` at a third of the price for those that hold numbers only."""
+    kind = type(event)
+    if kind in PLAIN:
+        return _ENCODER.encode({"event": kind.__name__, **vars(event)}) + "\n"
+    return _line(encode(event))
 
 
 def encode(value: object) -> Json:
@@ -184,6 +277,8 @@ def read_line(line: bytes, place: Place) -> Mapping[str, object]:
         record: object = json.loads(line.decode(), object_pairs_hook=record_of)
     except TraceError:
         raise
+    except UnicodeDecodeError as error:
+        raise place.error(None, f"byte {error.start + 1} is no UTF-8") from None
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
@@ -212,6 +307,10 @@ def read(hint: type[T], value: object, field: str, place: Place) -> T:
 FIELDS: Mapping[type, Mapping[str, object]] = {
     kind: get_type_hints(kind) for kind in (Config, Request, *get_args(Event))
 }
+PLAIN = frozenset(get_args(Event)) - {
+    kind for kind in get_args(Event) if not set(FIELDS[kind].values()) <= {int, tuple[int, ...]}
+}
+_ENCODER = json.JSONEncoder()
 NAMES: Mapping[object, str] = {int: "a whole number", str: "a text", bool: "true or false"}
 
 
@@ -224,6 +323,8 @@ def _read(hint: object, value: object, field: str, place: Place) -> object:
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise place.error(field, f"is {reprlib.repr(value)}, it must be a list")
+        if get_args(hint)[0] is int and (not value or set(map(type, value)) == {int}):
+            return tuple(value)
         return tuple(_read(get_args(hint)[0], each, f"{field}[{i}]", place) for i, each in enumerate(value))
     if isinstance(hint, type) and is_dataclass(hint):
         return _record(hint, value, field, place)

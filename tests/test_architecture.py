@@ -128,7 +128,7 @@ def allowance(path: Path) -> Allowance:
         case ("optimized", *_) if is_command_line(path):
             return Allowance(PACKAGES, declared() | {"pytest"})
         case ("optimized", *_):
-            return Allowance(("optimized", "kernels", *ENGINE_MAY_KNOW, "spec.trace"), declared())
+            return Allowance(("optimized", "kernels", *ENGINE_MAY_KNOW, "spec.trace", "spec.batches"), declared())
     raise AssertionError(f"no rule says what {path} may import")
 
 

@@ -13,7 +13,7 @@ import typer
 
 from optimized.cli.guard import FAILED, plain_errors
 from optimized.cli.printing import JsonOption, print_json
-from optimized.cli.watch import Watch
+from optimized.cli.watch import SelfCheck, Watch
 
 if TYPE_CHECKING:
     from optimized.llm import LLM
@@ -63,8 +63,9 @@ def generate(
     max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
     self_check: Annotated[
-        bool, typer.Option("--self-check", help="Judge every event by every rule, in a cache of 256 blocks.")
-    ] = False,
+        SelfCheck,
+        typer.Option(help="Judge every event: sampled by counters, every-step by every rule in a cache of 256 blocks."),
+    ] = SelfCheck.OFF,
     trace: Annotated[Path | None, typer.Option(help="Write the engine's events to this file.")] = None,
 ) -> None:
     """Answer prompts with a model, out of a paged KV cache."""
@@ -76,7 +77,7 @@ def generate(
         raise InvalidConfig("engine", engine, "optimized or reference")
     if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
         raise InvalidConfig("trace", str(trace), "a file in a folder that is there")
-    if self_check and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
+    if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
     params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
     engine_args: dict[str, Any] = {  # the values of LLM's parameters
@@ -102,7 +103,11 @@ def generate(
         done = _collect(llm, len(prompts), params.n) if as_json else _stream(llm, prompts, params.n, engine)
     seconds = time.perf_counter() - loaded
     if as_json:
-        facts = {"seconds": round(seconds, 3), "load_seconds": round(loaded - started, 3), "self_checked": self_check}
+        facts = {
+            "seconds": round(seconds, 3),
+            "load_seconds": round(loaded - started, 3),
+            "self_check": self_check.value,
+        }
         print_json({"engine": engine, **_as_json(llm, prompts, done), **facts})
     elif sys.stderr.isatty():
         typer.secho(_summary(llm, done, seconds), err=True, dim=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,18 +80,32 @@ def test_a_judged_run_is_like_any_other_and_leaves_a_log(
 ) -> None:
     log = tmp_path / "log"
     options = ("one", "two", "--model", tiny_path, "--n", 2, "--temperature", 1, "--engine", engine, "--max-tokens", 9)
-    judged = answer(run, *options, "--self-check", "--trace", log, "--block-size", 4)
+    judged = answer(run, *options, "--self-check", "every-step", "--trace", log, "--block-size", 4)
     assert judged["outputs"] == answer(run, *options, "--block-size", 4)["outputs"]
-    assert (judged["self_checked"], judged["num_blocks"]) == (True, 256)
+    assert (judged["self_check"], judged["num_blocks"]) == ("every-step", 256)
     checked = run("trace", "check", log)
     assert checked.exit_code == 0
-    assert f" events of {engine}: every one of " in checked.stdout
+    assert re.match(
+        rf"[\d,]+ events of {engine}: \d+ of \d+ rules hold; --full judges the other \d+ too\n", checked.stdout
+    )
+    assert f" events of {engine}: every one of " in run("trace", "check", log, "--full").stdout
 
 
-def test_a_broken_engine_is_told_by_the_rule(run: Run, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_judged_by_counters_keeps_its_cache(run: Run, tiny_path: Path, tmp_path: Path) -> None:
+    options = ("one", "--model", tiny_path, "--max-tokens", 20, "--num-gpu-blocks-override", 300)
+    judged = answer(run, *options, "--self-check", "sampled", "--trace", tmp_path / "log")
+    assert (judged["self_check"], judged["num_blocks"]) == ("sampled", 300)
+    assert judged["outputs"] == answer(run, *options)["outputs"]
+    assert run("trace", "check", tmp_path / "log").exit_code == 0
+
+
+@pytest.mark.parametrize("how", ["sampled", "every-step"])
+def test_a_broken_engine_is_told_by_the_rule(
+    run: Run, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """The pool forgets that a second table entry is a second holder."""
     monkeypatch.setattr("optimized.pool.BlockPool.share", lambda pool, table: None)
-    result = run("generate", "one", "--model", tiny_path, "--n", 2, "--max-tokens", 9, "--self-check")
+    result = run("generate", "one", "--model", tiny_path, "--n", 2, "--max-tokens", 9, "--self-check", how)
     assert result.exit_code == 1
     assert result.stderr.startswith("ALLOC-2 does not hold: ")
     assert "Traceback" not in result.stderr

@@ -24,9 +24,11 @@ from spec.conformance.judge import Follower, JudgedEngine
 from spec.conformance.machine import machine_for, next_token
 from spec.engine import Capability, Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
 from spec.lockstep import NOBODY, mistakes
-from spec.rules import RuleViolation
+from spec.monitor import UNCOUNTED, Monitor
+from spec.replay import step
+from spec.rules import RuleViolation, broken_rules
 from spec.scope import Move, Scope, moves, rollbacks
-from spec.vocabulary import Config, Event, Prefix, SeqId, State, Token, initial_state
+from spec.vocabulary import Config, Event, Observe, Prefix, SeqId, State, Token, initial_state
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()
@@ -94,10 +96,25 @@ def _first_broken(drive: Callable[[], None]) -> str:
     try:
         drive()
     except RuleViolation as violation:
+        _counters_agree(violation)
         return violation.rule.id
     except Exception as error:  # noqa: BLE001  a broken engine may fail in any way
         return f"{type(error).__name__}: {error}"
     return "survived"
+
+
+def _counters_agree(violation: RuleViolation) -> None:
+    """A monitor that stands where the model stood reports the same, if it is a rule that needs only counters."""
+    before, event, after = violation.before, violation.event, violation.after
+    rules = [rule.id for rule in broken_rules(before, event, after) if rule.id not in UNCOUNTED]
+    told = isinstance(event, Observe) or after == step(before, event)
+    if not rules or not told:  # a refusal that left a trace is seen in what an engine shows, never in its events
+        return
+    monitor = Monitor(before.config)
+    monitor.load(before)
+    with pytest.raises(RuleViolation) as caught:
+        monitor.shown(after) if isinstance(event, Observe) else monitor.event(event)
+    assert caught.value.rule.id == rules[0]
 
 
 def _drive(

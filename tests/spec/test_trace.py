@@ -166,7 +166,7 @@ def test_a_line_that_is_no_object_is_named(line: str) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    assert error_of(LINES[0].encode() + b'{"event": "\xff"}\n').problem == "this is no JSON object"
+    assert error_of(LINES[0].encode() + b'{"event": "\xff"}\n').problem == "byte 12 is no UTF-8"
 
 
 def test_a_field_that_is_there_twice_is_refused() -> None:
@@ -209,7 +209,8 @@ def test_a_log_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
         for event in STORY:
             writer.event(event)
         assert not path.exists()
-        assert writer.part.read_text() == "".join(LINES[:-1]), "whole lines, at once"
+        writer.settled(lambda: replay(CONFIG, STORY))
+        assert writer.part.read_text() == "".join(LINES[:-1]), "whole lines, when a call is over"
     assert path.read_text() == TEXT
     assert load(path) == TRACE
     assert list(tmp_path.iterdir()) == [path]
@@ -239,7 +240,7 @@ def test_a_closed_log_takes_no_more(tmp_path: Path) -> None:
     writer.close()
     writer.close()
     with pytest.raises(ValueError, match="is closed"):
-        writer.event(STORY[0])
+        writer.flush()
 
 
 class FullDisk(BytesIO):
@@ -254,6 +255,7 @@ def test_a_log_that_could_not_be_written_gets_no_name(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"), Writer(tmp_path / "a.jsonl", CONFIG) as writer:
         writer._file = FullDisk()
         writer.event(STORY[0])
+        writer.flush()
     assert not writer.path.exists()
 
 
