@@ -11,7 +11,16 @@ project = "kvproof"
 copyright = "2026, the kvproof developers"
 version = release = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["sphinx.ext.autodoc", "myst_parser", "rules", "chapters", "memory_maps", "ledger", "proof_matrix"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "myst_parser",
+    "rules",
+    "chapters",
+    "memory_maps",
+    "lives",
+    "ledger",
+    "proof_matrix",
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

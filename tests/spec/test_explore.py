@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, permutations
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -58,18 +60,18 @@ def test_a_small_lens_has_as_many_states_as_ever(name: str, expected: tuple[int,
     assert counts(found) == expected
 
 
+LENS_COUNTS = {
+    "cache": (11_141, 105_308, 8_129, 20),
+    "window": (3_986, 38_560, 8_283, 6),
+    "rollback": (5_603, 91_000, 7_038, 20),
+    "flight": (8_168, 67_505, 11_012, 14),
+    "fork": (872, 6_714, 4_234, 7),
+    "together": (3_587, 36_743, 4_024, 12),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    {
-        "cache": (11_141, 105_308, 8_129, 20),
-        "window": (3_986, 38_560, 8_283, 6),
-        "rollback": (5_603, 91_000, 7_038, 20),
-        "flight": (8_168, 67_505, 11_012, 14),
-        "fork": (872, 6_714, 4_234, 7),
-        "together": (3_587, 36_743, 4_024, 12),
-    }.items(),
-)
+@pytest.mark.parametrize(("name", "expected"), LENS_COUNTS.items())
 def test_a_lens_has_as_many_states_as_ever(name: str, expected: tuple[int, ...]) -> None:
     found = explore(LENSES[name].small)
     assert found.violation is None
@@ -236,6 +238,33 @@ def test_every_quantity_says_what_it_counts() -> None:
 def test_a_situation_that_nobody_knows_is_refused(text: str) -> None:
     with pytest.raises(InvalidField, match="ref_count"):
         situation(text)
+
+
+# The twin in TLA+, which TLC has counted
+
+
+def test_the_twin_has_the_scope_of_the_lens_and_its_page_has_the_count() -> None:
+    """The count itself is that of ``test_a_lens_has_as_many_states_as_ever``."""
+    scope, docs = LENSES["cache"].small, Path(__file__).parents[2] / "docs"
+    constants = dict(re.findall(r"^    (\w+) = (.*)$", (docs / "tla/Cache.cfg").read_text(), re.MULTILINE))
+    sizes = {name: text.count(",") + 1 if "{" in text else int(text) for name, text in constants.items()}
+    assert sizes == {
+        "Blocks": scope.config.num_blocks,
+        "Seqs": scope.max_seqs,
+        "BlockSize": scope.config.block_size,
+        "MaxTokens": scope.max_tokens,
+        "Tokens": scope.num_token_values,
+        "HostBlocks": scope.config.num_host_blocks,
+    }
+    assert (scope.max_append, scope.operations) == (1, PLAIN | CACHE | SWAP)
+    num_states, _, _, depth = LENS_COUNTS["cache"]
+    page = (docs / "outside-evidence.md").read_text()
+    rows = re.findall(
+        r"^\| (?:`kvproof spec explore --lens cache`|TLC, .*?) \| ([\d,]+) \| (\d+) \|", page, re.MULTILINE
+    )
+    assert rows == [(f"{num_states:,}", str(depth))] * 2
+    assert f", {num_states} distinct states found, 0 states left on queue." in page
+    assert f"The depth of the complete state graph search is {depth + 1}." in page
 
 
 # Every edge is an instance of proved transitions
