@@ -44,11 +44,12 @@ def _sentence(error: Exception) -> tuple[str, int] | None:
     from optimized.checkpoint import ConfigError
     from optimized.model_store import BadModelFile, ModelUnavailable
     from spec.engine import InvalidRequest
+    from spec.kv_events import StreamViolation
     from spec.rules import RuleViolation
     from spec.trace import TraceError
     from spec.vocabulary import InvalidConfig
 
-    if isinstance(error, RuleViolation):
+    if isinstance(error, RuleViolation | StreamViolation):
         return str(error), FAILED
     if type(error) is ArithmeticError:  # the reference engine's word for logits that are no numbers
         return str(error), FAILED

@@ -27,8 +27,12 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge every event of a log by the rules that need only counters, or by all of them."""
+    """Judge every event of a log by the rules that need only counters, or by all of them.
+
+    A file of vLLM's published KV events is known by its first line, and judged by the rules of the prefix cache.
+    """
     import spec.replay  # noqa: F401  enters the rules
+    from spec.kv_events import is_stream
     from spec.log_check import check_log, replay_log
     from spec.monitor import counted_rules
     from spec.rules import RULES, RuleViolation
@@ -36,6 +40,9 @@ def check(
 
     num_judged = len(RULES) if full else len(counted_rules())
     with file.open("rb") as source:
+        if is_stream(source.readline()):
+            return _check_stream(file, as_json)
+        source.seek(0)
         reader = Reader(source, str(file))
         verdict: dict[str, object] = {"engine": reader.engine, "num_rules": len(RULES), "num_rules_judged": num_judged}
         try:
@@ -60,6 +67,29 @@ def check(
     else:
         left = f"--full judges the other {len(RULES) - num_judged} too"
         typer.echo(f"{num_events:,} events of {reader.engine}: {num_judged} of {len(RULES)} rules hold; {left}")
+
+
+def _check_stream(file: Path, as_json: bool) -> None:
+    from spec.kv_events import JUDGED, StreamMonitor, StreamViolation
+    from spec.rules import RULES
+
+    monitor = StreamMonitor()
+    verdict: dict[str, object] = {"engine": "vllm", "num_rules": len(RULES), "num_rules_judged": len(JUDGED)}
+    try:
+        with file.open("rb") as source:
+            monitor.follow(source, str(file))
+    except StreamViolation as violation:
+        if as_json:
+            found = {"num_events": monitor.num_events, "line": monitor.line, "broken": violation.rule.id}
+            print_json({**verdict, **found, "report": str(violation)})
+            raise typer.Exit(FAILED) from None
+        violation.add_note(f"This is event {monitor.num_events} of {file}, on line {monitor.line}.")
+        raise
+    if as_json:
+        print_json({**verdict, "num_events": monitor.num_events, "broken": None, "report": None})
+    else:
+        names = f"{', '.join(JUDGED)}, of {len(RULES)} rules"
+        typer.echo(f"{monitor.num_events:,} KV events of vLLM: those that a stream can break hold ({names})")
 
 
 @app.command()

@@ -177,6 +177,37 @@ def test_a_log_that_is_none_is_refused_with_its_line(run: Run, log: Path) -> Non
         assert (result.exit_code, result.stderr) == (2, f"{log}, line 1: this is no JSON object\n")
 
 
+def test_a_log_that_is_cut_off_says_how_far_it_holds(run: Run, log: Path) -> None:
+    log.write_text("\n".join(log.read_text().splitlines()[:4]) + '\n{"event": "All')
+    for how in ((), ("--full",)):
+        result = run("trace", "check", log, *how)
+        assert result.exit_code == 2
+        first, second = result.stderr.splitlines()
+        assert first == f"{log}, line 5: the log is cut off"
+        assert second.startswith("The 3 events before it break none of the ")
+
+
+def test_a_pool_that_nobody_can_have_is_refused(run: Run, log: Path) -> None:
+    log.write_text(log.read_text().replace('"num_blocks": 3', '"num_blocks": 1000000000000'))
+    for command in ("check", "replay"):
+        result = run("trace", command, log)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"{log}, line 1: the field 'config.num_blocks' is 1000000000000, ")
+
+
+def test_a_file_of_kv_events_is_known_and_judged(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "kv.jsonl"
+    event = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [5], "block_size": 1}
+    path.write_text(json.dumps(event) + "\n")
+    assert "1 KV events of vLLM" in run("trace", "check", path).stdout
+    path.write_text(path.read_text() + '{"type": "BlockRemoved", "block_hashes": [2]}\n')
+    result = run("trace", "check", path)
+    assert (result.exit_code, result.stderr.split()[0]) == (1, "CACHE-9")
+    assert f"This is event 2 of {path}, on line 2." in result.stderr
+    found = json.loads(run("trace", "check", path, "--json").stdout)
+    assert (found["broken"], found["line"]) == ("CACHE-9", 2)
+
+
 def test_kernels_lists_every_target(run: Run) -> None:
     found = json.loads(run("kernels", "--json").stdout)["configurations"]
     assert {each["target"] for each in found} == {"sm_80", "sm_90", "sm_100", "gfx942"}
