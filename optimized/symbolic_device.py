@@ -87,9 +87,9 @@ class SymbolicDevice:
         return self.cells.get(block * self._block_size + position % self._block_size, ())
 
     def _sample(self, plan: Plan) -> list[Token]:
-        owner = {row: i for i in range(len(plan.seq_ids)) for row in (plan.query_start[i + 1] - 1,)}
+        index_of = {row: i for i in range(len(plan.seq_ids)) for row in (plan.query_start[i + 1] - 1,)}
         tokens = []
         for row, seq_id in zip(plan.sample_rows, plan.sample_seq_ids, strict=True):
-            index = owner[row]
+            index = index_of[row]
             tokens.append(self.token_source(seq_id, self._at(plan, index, plan.seq_lens[index] - 1)))
         return tokens

@@ -143,7 +143,7 @@ def only_live_sequences_have_tables(s: State) -> bool:
 def slots_hold_their_prefix(s: State) -> bool:
     """The slot of a computed token holds the K and V of exactly the prefix that ends in it.
 
-    This is the one statement that a page table owes: whoever reads a sequence through its table finds that sequence.
+    This is the one statement that a block table owes: whoever reads a sequence through its table finds that sequence.
     """
     return all(holds_its_tokens(s, i) for i in s.block_tables if i in s.seqs)
 

@@ -144,7 +144,7 @@ FULL = follow(
 )
 """Two running requests have one block each, want another, and there is none."""
 KEPT = replace(FULL, config=replace(FULL.config, admission_rule=AdmissionRule.NO_EVICT))
-"""The same under a rule that should never have let Bob in."""
+"""The same under a rule that would never have let Bob in."""
 
 EXAMPLES: tuple[Broken, ...] = (
     # allocator

@@ -43,7 +43,7 @@ A4 A block is in the free list exactly when nobody references it.
 A5 Every way to end gives each held reference back once, and an idle engine holds nothing.
 A6 A failed allocation or admission leaves the state as it was.
 A7 If admission says yes, the allocation succeeds; hits in the free list do not also count as free.
-A9 No block changes its owner while a submitted step or copy may read or write it.
+A9 No block goes to another holder while a submitted step or copy may read or write it.
 A10 Hits are pinned before new blocks are drawn, and the end of a chain is evicted before its beginning.
 A11 Eviction frees what was asked for, or all there is, and stops.
 T1 A table has the blocks that the tokens up to this step need.

@@ -134,15 +134,15 @@ def _steps_under(load: Load, make: EngineFactory) -> Iterator[tuple[State, Event
         for request_id in state.requests:
             yield state, Abort(request_id), step(state, Abort(request_id))
         for turn in turns(state, load):
-            clone = deepcopy(engine)
-            events, shown = events_of_turn(clone, state, turn, load)
+            twin = deepcopy(engine)
+            events, shown = events_of_turn(twin, state, turn, load)
             at = state
             for event in events:
                 yield at, event, (after := step(at, event))
                 at = after
             if schedule_key(shown) not in seen:
                 seen.add(schedule_key(shown))
-                queue.append((clone, shown))
+                queue.append((twin, shown))
 
 
 # The picture

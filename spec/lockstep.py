@@ -42,7 +42,7 @@ class Lockstep:
 
 
 class _Differs(Exception):
-    """A call did something else than it should; ``rule`` is the id of a rule that says so."""
+    """A call did something else than the specification does; ``rule`` is the id of a rule that says so."""
 
     def __init__(self, sentence: str, rule: str | None = None) -> None:
         super().__init__(sentence)
@@ -51,7 +51,7 @@ class _Differs(Exception):
 
 @dataclass(frozen=True)
 class _Place:
-    """A state, a way to it, and a pool that is in it, if pools can be cloned."""
+    """A state, a way to it, and a pool that is in it, if pools can be copied."""
 
     state: State
     path: tuple[Move, ...]

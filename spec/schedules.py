@@ -148,10 +148,10 @@ def schedules(
     while queue:
         number, engine, state = queue.popleft()
         for turn in turns(state, load):
-            clone = deepcopy(engine)
+            twin = deepcopy(engine)
             path = (*graph.path_to[number], turn)
             try:
-                after = take_turn(clone, state, turn, load, judged=judged)[0]
+                after = take_turn(twin, state, turn, load, judged=judged)[0]
             except RuleViolation as violation:
                 graph.violation, graph.path = violation, path
                 return graph
@@ -161,7 +161,7 @@ def schedules(
             places = {place: order[i] for place, i in enumerate(state.requests) if i in order}
             graph.edges[number].append(Edge(turn, target, places))
             if target == known:
-                queue.append((target, clone, after))
+                queue.append((target, twin, after))
                 if on_progress is not None and target % 1000 == 0:
                     on_progress(target)
     return graph
@@ -334,7 +334,7 @@ def _queues(s: State, names: Mapping[RequestId, str]) -> str:
 
 
 def _happened(before: State, report: StepReport, names: Mapping[RequestId, str]) -> str:
-    owner = {i: seq.request_id for i, seq in before.seqs.items()}
+    request_of = {i: seq.request_id for i, seq in before.seqs.items()}
     words = [f"{names[event.request_id]} was preempted" for event in report.preempted]
-    words += [f"{names[owner[event.seq]]} has ended" for event in report.finished]
+    words += [f"{names[request_of[event.seq]]} has ended" for event in report.finished]
     return f" ({', '.join(words)})" if words else ""

@@ -252,6 +252,7 @@ BANNED = {
     "is_prefill": "a description, never a flag",
     "max_running_req": "max_num_seqs",
     "n_head": "num_query_heads",
+    "owner": "a holder",
     "num_cached_tokens": "num_computed_tokens or num_hit_tokens",
     "page": "block",
     "page_size": "block_size",
@@ -302,6 +303,21 @@ def test_banned_words_name_nothing_of_ours() -> None:
         for path in files(*PACKAGES)
         for name, line in names_defined(tree_of(path))
         if name.lstrip("_") in BANNED and (name_of(path), name) not in FOREIGN
+    ]
+    none(offences)
+
+
+PHRASES = {"page table": "block table", "owner": "holder", "sequence group": "request", "prefill phase": "prefill"}
+
+
+def test_banned_words_are_not_in_our_sentences() -> None:
+    """What the glossary says, in the docstrings and comments of our own modules."""
+    offences = [
+        f"{name_of(path)}:{number} says {phrase}: say {PHRASES[phrase]}"
+        for path in files(*PACKAGES)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for phrase in PHRASES
+        if re.search(rf"\b{phrase}s?\b", line, re.IGNORECASE)
     ]
     none(offences)
 

@@ -8,7 +8,7 @@ from spec.proofs.solvers import check
 from spec.proofs.transitions import TRANSITIONS
 
 WANTED_FOR_THEMSELVES: Mapping[str, str] = {
-    "no_spare_block": "the waste of paging is bounded",
+    "no_spare_block": "what blocks waste is bounded",
     "window_is_kept": "a token finds everything that its window shows",
     "counts_are_entries": "the other half of the count: no reference is counted that nobody has, so nothing leaks",
     "host_counts_are_entries": "the same for host blocks",
