@@ -12,6 +12,7 @@ from optimized.cli import specification, traces
 from optimized.cli.generate import generate
 from optimized.cli.guard import BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
 from optimized.cli.machine import doctor, kernels
+from optimized.cli.plan import plan
 
 app = typer.Typer(
     name="kvproof",
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(plan)
 app.command()(doctor)
 app.command()(kernels)
 app.add_typer(specification.app, name="spec")
