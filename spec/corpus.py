@@ -125,6 +125,7 @@ _SAMPLING, _TEXT = "tests/models/test_sampling.py", "tests/spec/test_text.py"
 _ATTENTION, _BITS = "tests/kernels/test_attention.py", "tests/kernels/test_attention_bits.py"
 _READS, _CACHE = "tests/kernels/test_attention_reads.py", "tests/kernels/test_cache.py"
 _LEDGER = "tests/spec/test_ledger.py"
+_KERNEL, _SERVED = "tests/conformance/test_kernel_level.py", "tests/conformance/test_served_level.py"
 
 LEMMAS: Mapping[str, tuple[str, ...]] = {
     "P12": ("ALLOC-1", "ALLOC-3"),
@@ -152,7 +153,7 @@ REMARKS: Mapping[str, str] = {
     "X2": "The rules know ids and sizes; the fields of sampling are checked when they are made.",
     "X5": "An answer has text and ids, no log-probabilities yet: the ids are all that were drawn, also those cut off the text.",
     "X7": "What is drawn depends on the sequence's tokens, its seed, its number and the position, and on nothing else.",
-    "X8": "Whoever holds a block has a live sequence, and an aborted request has none. There is no server yet to leave.",
+    "X8": "Whoever holds a block has a live sequence, and an aborted request has none. Level L5 asks a server whose callers leave.",
     "X9": "No engine hands them out yet: a definition, with which the sampler's function is compared.",
 }
 
@@ -180,6 +181,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "R3": (f"{_LLM}::test_what_is_streamed_grows_to_the_final_text",),
     "S6": (f"{_LLM}::test_an_abort_ends_one_request_and_no_other",),
     "K1": (
+        f"{_KERNEL}::test_a_sabotaged_kernel_is_caught_by_the_rule",
         f"{_ATTENTION}::test_the_kernel_gives_dense_attention_for_any_table",
         "tests/reference/test_attention.py::test_dense_attention_is_what_the_specification_says",
     ),
@@ -221,11 +223,15 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         f"{_TOKENIZER}::test_growing_text_is_the_text_of_all_bytes",
     ),
     "X5": (f"{_TEXT}::test_x5_the_text_is_that_of_the_ids",),
-    "X6": (f"{_TEXT}::test_x6_usage_counts_the_prompt_once_and_every_answer",),
+    "X6": (
+        f"{_TEXT}::test_x6_usage_counts_the_prompt_once_and_every_answer",
+        f"{_SERVED}::test_a_sabotaged_server_is_caught",
+    ),
     "X7": (f"{_TEXT}::test_x7_a_draw_depends_on_its_own_request_only", f"{_SAMPLING}::test_neighbours_do_not_matter"),
     "X8": (
         f"{_LEDGER}::test_x8_an_aborted_request_holds_nothing",
         f"{_LLM}::test_an_interrupted_answer_leaves_nothing_behind",
+        f"{_SERVED}::test_a_sabotaged_server_is_caught",
     ),
     "X9": (f"{_TEXT}::test_x9_a_log_probability_is_that_of_its_row",),
     "X11": (
