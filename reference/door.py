@@ -7,7 +7,12 @@ from spec.engine import Admission, InvalidField, PromptTooLong, UnknownId
 from spec.vocabulary import Config, Request, SeqId
 
 
-def check_request(config: Config, roster: Roster, request: Request) -> None:
+def seq_ids_in_use(roster: Roster, pool: BlockPool) -> set[SeqId]:
+    """The ids that a new sequence must not have: of live and of promised ones, and of those in a step in flight."""
+    return roster.seq_ids_in_use().union(*(flight.scheduled for flight in pool.flights.values()))
+
+
+def check_request(config: Config, roster: Roster, pool: BlockPool, request: Request) -> None:
     """Raise ``InvalidRequest`` unless an empty engine can serve the request to its end, and its ids are new."""
     num_prompt_tokens, num_seqs = len(request.prompt), len(request.seq_ids)
     if num_prompt_tokens == 0:
@@ -18,7 +23,7 @@ def check_request(config: Config, roster: Roster, request: Request) -> None:
         raise InvalidField("seq_ids", request.seq_ids, "at least one id, and no id twice")
     if request.request_id in roster.requests:
         raise InvalidField("request_id", request.request_id, "an id that no live request has")
-    if not roster.seq_ids_in_use().isdisjoint(request.seq_ids):
+    if not seq_ids_in_use(roster, pool).isdisjoint(request.seq_ids):
         raise InvalidField("seq_ids", request.seq_ids, "ids that no live sequence has")
     if num_prompt_tokens + request.max_tokens > config.max_model_len:
         most = config.max_model_len - request.max_tokens
@@ -29,11 +34,11 @@ def check_request(config: Config, roster: Roster, request: Request) -> None:
         raise PromptTooLong(most_tokens_stored(request), num_seqs, config.num_slots)
 
 
-def check_fork(roster: Roster, parent: SeqId, child: SeqId) -> None:
+def check_fork(roster: Roster, pool: BlockPool, parent: SeqId, child: SeqId) -> None:
     """Raise ``InvalidRequest`` unless the parent runs and has an output token, and the child's id is new."""
     if parent not in roster.seqs:
         raise UnknownId("sequence", parent)
-    if child in roster.seq_ids_in_use():
+    if child in seq_ids_in_use(roster, pool):
         raise InvalidField("child", child, "an id that no live sequence has")
     seq = roster.seqs[parent]
     if seq.request_id not in roster.running:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from reference.device import TokenSourceDevice
 from reference.door import check_fork, check_request, room_for_fork
-from reference.plan import Device, Outcome, Plan
+from reference.plan import Device, Plan
 from reference.pool import BlockPool
 from reference.roster import Roster
 from reference.scheduler import Scheduler
@@ -12,6 +12,7 @@ from spec.engine import (
     Admission,
     Capability,
     EvictionOrder,
+    InvalidField,
     InvalidRequest,
     Observer,
     Profile,
@@ -25,7 +26,6 @@ from spec.vocabulary import (
     AdmissionRule,
     Config,
     Event,
-    Flight,
     Fork,
     Read,
     Refuse,
@@ -51,12 +51,16 @@ PROFILE = Profile(
             Capability.WINDOW,
             Capability.ROLLBACK,
             Capability.ABORT,
+            Capability.OVERLAP,
         }
     ),
     publication=Publication.AFTER_COMPUTE,
     eviction_order=EvictionOrder.LRU,
     admission_rules=tuple(AdmissionRule),
 )
+
+MOST_STEPS_IN_FLIGHT = 2
+"""One step runs, and the next one is ready when it ends."""
 
 
 class ReferenceEngine:
@@ -68,8 +72,7 @@ class ReferenceEngine:
         self.pool = BlockPool(config)
         self.roster = Roster(config)
         self.scheduler = Scheduler(config, self.pool, self.roster, self._emit)
-        self.plan: Plan | None = None
-        self.aborts: list[RequestId] = []
+        self.plans: list[Plan] = []
 
     @property
     def profile(self) -> Profile:
@@ -78,12 +81,16 @@ class ReferenceEngine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.roster.requests)
+        return bool(self.roster.requests or self.plans)
+
+    def check(self, request: Request) -> None:
+        """Raise ``InvalidRequest`` if the request cannot be added."""
+        check_request(self.config, self.roster, self.pool, request)
 
     def add(self, request: Request) -> None:
         """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served."""
         try:
-            check_request(self.config, self.roster, request)
+            self.check(request)
         except InvalidRequest:
             self._refuse(Add(request))
             raise
@@ -94,7 +101,7 @@ class ReferenceEngine:
     def fork(self, parent: SeqId, child: SeqId) -> Admission:
         """Split a running sequence; the child joins its request."""
         try:
-            check_fork(self.roster, parent, child)
+            check_fork(self.roster, self.pool, parent, child)
         except InvalidRequest:
             self._refuse(Fork(parent, child))
             raise
@@ -111,44 +118,53 @@ class ReferenceEngine:
         return self.step_on(TokenSourceDevice(token_source))
 
     def step_on(self, device: Device) -> StepReport:
-        """One step on a device: schedule, run, commit. An idle engine reports nothing."""
+        """One step on a device: schedule, run, commit. An idle engine reports nothing.
+
+        Raises ``InvalidRequest`` while a step is in flight.
+        """
+        if self.plans:
+            raise InvalidField("the number of steps in flight", len(self.plans), "0 when a whole step is made")
+        preempted = self.begin_step().preempted
+        return replace(self.end_step_on(device), preempted=preempted)
+
+    def begin_step(self) -> StepReport:
+        """Schedule and submit a step, if there is something to schedule. Raises ``InvalidRequest`` while two are in flight."""
+        if len(self.plans) == MOST_STEPS_IN_FLIGHT:
+            raise InvalidField("the number of steps in flight", len(self.plans), "below 2 when a step begins")
         report = StepReport()
-        if self.has_work:
-            plan = self.schedule()
-            report = self.commit(plan, device.run(plan))
+        if self.scheduler.may_begin():
+            plan, preempted = self.scheduler.schedule()
+            self.plans.append(plan)
+            report = StepReport(preempted=preempted)
         self._settled()
         return report
 
-    def schedule(self) -> Plan:
-        """The plan of the next step, for a device to run."""
-        self.plan = self.scheduler.schedule()
-        return self.plan
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        """The end of the oldest step in flight, with tokens from the token source."""
+        return self.end_step_on(TokenSourceDevice(token_source))
 
-    def commit(self, plan: Plan, outcome: Outcome) -> StepReport:
-        """The device has run the plan; what was aborted meanwhile ends now."""
-        for event in outcome.events:
-            if isinstance(event, Write | Read):  # Copies and swaps were told when the tables changed.
-                self._emit(event)
-        report = self.scheduler.commit(plan, outcome.tokens)
-        self.plan = None
-        for request_id in self.aborts:
-            self._abort(request_id)
-        self.aborts.clear()
-        return replace(report, device=outcome.events)
+    def end_step_on(self, device: Device) -> StepReport:
+        """Run the oldest step in flight, but for what is gone since, and commit it."""
+        report = StepReport()
+        if self.plans:
+            plan = self.scheduler.live_part(self.plans[0])
+            outcome = device.run(plan)
+            for event in outcome.events:
+                if isinstance(event, Write | Read):  # Copies and swaps were told when the tables changed.
+                    self._emit(event)
+            report = replace(self.scheduler.commit(plan, outcome.tokens), device=outcome.events)
+            del self.plans[0]
+        self._settled()
+        return report
 
     def abort(self, request_id: RequestId) -> None:
-        """Give a request up. An unknown or finished id is ignored; a step in flight is awaited (ALLOC-5)."""
-        if self.plan is not None:
-            self.aborts.append(request_id)
-        else:
-            self._abort(request_id)
-        self._settled()
-
-    def _abort(self, request_id: RequestId) -> None:
+        """Give a request up. An unknown or finished id is ignored. What a step in flight touches is free when that step
+        ends (ALLOC-5)."""
         if request_id in self.roster.requests:
             for seq_id in self.roster.seqs_of(request_id):
                 self.scheduler.remove(seq_id)
             self._emit(Abort(request_id))
+        self._settled()
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache. False, and nothing changes, while a cached block is in use."""
@@ -162,12 +178,6 @@ class ReferenceEngine:
 
     def snapshot(self) -> State:
         """What the engine is in right now. The contents of the cache are left out."""
-        flights = {}
-        plan, draft = self.plan, self.scheduler.draft
-        if plan is not None and draft is not None:
-            blocks = frozenset(block for each in plan.scheduled for block in each.block_table)
-            holds = tuple(draft.holds)
-            flights[draft.step_id] = Flight(dict(draft.counts), blocks | set(holds), holds, submitted=True)
         return State(
             config=self.config,
             free=tuple(self.pool.free),
@@ -178,7 +188,7 @@ class ReferenceEngine:
             waiting=tuple(self.roster.waiting),
             running=tuple(self.roster.running),
             num_preemptions=dict(self.roster.num_preemptions),
-            flights=flights,
+            flights=dict(self.pool.flights),
             cached=dict(self.pool.cached),
             host_free=tuple(self.pool.host_free),
             host_tables=dict(self.pool.host_tables),

@@ -35,6 +35,8 @@ class ModelDevice:
     def run(self, plan: Plan) -> Outcome:
         """Move blocks, compute all tokens of the step at once, and draw from the logits of the last ones."""
         self._move_blocks(plan)
+        if not plan.scheduled:
+            return Outcome(tuple(device_events(plan)), {})
         tokens = [token for each in plan.scheduled for token in each.tokens]
         positions = [position for each in plan.scheduled for position in range(each.start, each.stop)]
 

@@ -4,7 +4,7 @@ Lists and dictionaries, searched from the front. Every operation either returns 
 is not called: whoever calls asks first (``num_free``, ``blocks_to_take``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from spec.vocabulary import (
@@ -186,13 +186,15 @@ class BlockPool:
 
     # Steps in flight ----------------------------------------------------------------------------------------------
 
-    def submit(self, step_id: StepId, seq_ids: Iterable[SeqId]) -> None:
-        """From now on a step reads the blocks of these sequences."""
-        blocks = frozenset(block for seq_id in seq_ids for block in self.tables[seq_id])
-        self.flights[step_id] = Flight(blocks=blocks, submitted=True)
+    def submit(
+        self, step_id: StepId, scheduled: Mapping[SeqId, int], holds: Iterable[BlockId], readers: Iterable[SeqId] = ()
+    ) -> None:
+        """From now on a step writes and reads the blocks of these sequences, and reads those of ``readers``."""
+        blocks = {block for seq_id in (*scheduled, *readers) for block in self.tables[seq_id]}
+        self.flights[step_id] = Flight(dict(scheduled), frozenset(blocks | set(holds)), tuple(holds), submitted=True)
 
     def complete(self, step_id: StepId) -> None:
-        """The step is over, and gives back what only it still held, in the order in which it was handed over."""
+        """The step is over, and gives back what it still held, in the order in which it got it."""
         flight = self.flights.pop(step_id)
         self.give_back(reversed(flight.holds))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from reference.admission import may_admit
 from reference.plan import Plan, Sample, ScheduledSeq, Swap
-from reference.pool import BlockPool, slots_of
+from reference.pool import BlockPool, num_tokens_with_room, slots_of
 from reference.roster import Roster
 from spec.engine import StepReport
 from spec.vocabulary import (
@@ -43,7 +43,7 @@ Emit = Callable[[Event], None]
 
 @dataclass
 class Draft:
-    """A step while it is being scheduled, and what is kept of it until it is over."""
+    """A step while it is being scheduled."""
 
     step_id: StepId
     budget: int
@@ -68,32 +68,43 @@ class Scheduler:
         self.roster = roster
         self.emit = emit
         self.next_step_id = 0
-        self.draft: Draft | None = None
 
     # Schedule -----------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Plan:
-        """The plan of the next step. Nothing else is scheduled until it is committed."""
-        if self.draft is not None:
-            raise RuntimeError(f"step {self.draft.step_id} is not committed yet")
+    def may_begin(self) -> bool:
+        """Whether there is something to schedule. While a step is in flight nobody is preempted: then the first sequence
+        that lacks tokens decides or, if none does, the head of the queue (SCHED-9)."""
+        if not self.pool.flights:
+            return bool(self.roster.requests)
         draft = Draft(self.next_step_id, budget=self.config.max_num_batched_tokens)
-        self.draft = draft
+        for request_id in self.roster.running:
+            for seq_id in self.roster.seqs_of(request_id):
+                if self._num_missing(seq_id) > 0:
+                    return self.pool.num_free >= self._blocks_to_take(draft, seq_id)
+        waiting = self.roster.waiting
+        return bool(waiting) and may_admit(self.roster, self.pool, waiting[0], draft.budget)
+
+    def schedule(self) -> tuple[Plan, tuple[Preempt, ...]]:
+        """The plan of the next step, and whom it preempted. Earlier steps may still be in flight."""
+        draft = Draft(self.next_step_id, budget=self.config.max_num_batched_tokens)
         self.next_step_id += 1
         self.emit(Begin(draft.step_id))
-        self._schedule_running(draft)
-        if not draft.preempted:
+        if self._schedule_running(draft):
             self._schedule_waiting(draft)
         plan = self._plan(draft)
+        self.pool.submit(draft.step_id, draft.counts, draft.holds)
         self.emit(Submit(draft.step_id))
-        return plan
+        return plan, tuple(draft.preempted)
 
-    def _schedule_running(self, draft: Draft) -> None:
-        """Everybody who runs gets what is missing, in the order of service, while budget and blocks last."""
+    def _schedule_running(self, draft: Draft) -> bool:
+        """Everybody who runs gets what is missing, in the order of service, while budget and blocks last. False if the
+        blocks did not last, also if others were preempted for them."""
         for request_id in tuple(self.roster.running):
             if request_id not in self.roster.running:
-                break  # Preempted, and so is everybody behind it (PREEMPT-1).
+                return False  # Preempted, and so is everybody behind it (PREEMPT-1).
             if not self._schedule_request(draft, request_id):
-                break
+                return False
+        return not draft.preempted
 
     def _schedule_waiting(self, draft: Draft) -> None:
         """Admit from the head of the queue; nobody overtakes it (SCHED-4)."""
@@ -106,17 +117,20 @@ class Scheduler:
                 break
 
     def _schedule_request(self, draft: Draft, request_id: RequestId) -> bool:
-        """Schedule each sequence of a running request. False if the request had to be preempted itself."""
+        """Schedule each sequence of a running request. False if there was no room for one of them."""
         return all(self._schedule_seq(draft, seq_id) for seq_id in self.roster.seqs_of(request_id))
 
     def _schedule_seq(self, draft: Draft, seq_id: SeqId) -> bool:
         """Give a sequence room for its missing tokens, as many as the budget allows, at the cost of newer requests.
 
-        False if its own request was the newest, and was preempted.
+        False if its own request was the newest, and was preempted; or if a step is in flight, which nobody is preempted
+        under: its end may make room, and what it touches would not become free.
         """
         if draft.budget == 0 or self._num_missing(seq_id) == 0:
             return True
         while self.pool.num_free < self._blocks_to_take(draft, seq_id):
+            if self.pool.flights:
+                return False
             victim = self.roster.running[-1]
             is_own = victim == self.roster.seqs[seq_id].request_id
             self._preempt(draft, victim)
@@ -130,7 +144,8 @@ class Scheduler:
             if isinstance(event, Copy):
                 draft.copies.append(event)
                 draft.holds.append(event.source)
-        seqs[seq_id] = replace(seqs[seq_id], num_scheduled_tokens=num_tokens)
+        num_scheduled_tokens = seqs[seq_id].num_scheduled_tokens + num_tokens
+        seqs[seq_id] = replace(seqs[seq_id], num_scheduled_tokens=num_scheduled_tokens)
         draft.counts[seq_id] = num_tokens
         draft.budget -= num_tokens
         return True
@@ -231,8 +246,8 @@ class Scheduler:
 
     def _scheduled_seq(self, seq_id: SeqId, num_tokens: int) -> ScheduledSeq:
         seq, table, size = self.roster.seqs[seq_id], self.pool.tables[seq_id], self.config.block_size
-        start, first_kept = seq.num_computed_tokens, seq.num_dropped_blocks * size
-        stop = start + num_tokens
+        stop, first_kept = num_tokens_with_room(seq), seq.num_dropped_blocks * size
+        start = stop - num_tokens
         slot_mapping = slots_of(table, first_kept, start, stop, size)
         return ScheduledSeq(seq_id, start, seq.tokens[start:stop], slot_mapping, table, first_kept)
 
@@ -251,13 +266,17 @@ class Scheduler:
     # Commit -------------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, tokens: Mapping[SeqId, Token]) -> StepReport:
-        """The device has run the plan and drawn these tokens: count, publish, fork, append, finish."""
-        draft = self.draft
-        if draft is None or draft.step_id != plan.step_id:
-            raise RuntimeError(f"step {plan.step_id} is not in flight")
+        """The device has run the plan and drawn these tokens: count, publish, fork, append, finish.
+
+        What only this step still held is free at the end, after what its ended sequences give back.
+        """
+        flight = self.pool.flights.pop(plan.step_id)
         for each in plan.scheduled:
             seq = self.roster.seqs[each.seq]
-            self.roster.seqs[each.seq] = replace(seq, num_computed_tokens=each.stop, num_scheduled_tokens=0)
+            num_scheduled_tokens = seq.num_scheduled_tokens - len(each.tokens)
+            self.roster.seqs[each.seq] = replace(
+                seq, num_computed_tokens=each.stop, num_scheduled_tokens=num_scheduled_tokens
+            )
             self._publish(each)
             self._slide(each.seq)
         for sample in plan.samples:
@@ -265,10 +284,20 @@ class Scheduler:
                 self._fork(sample.source, sample.seq)
         emitted = tuple(self._append(sample.seq, tokens[sample.seq]) for sample in plan.samples)
         finished = tuple(finish for sample in plan.samples for finish in self._finish(sample.seq))
-        self.pool.give_back(draft.holds)
-        self.draft = None
+        self.pool.give_back(reversed(flight.holds))
         self.emit(Complete(plan.step_id))
-        return StepReport(emitted=emitted, preempted=tuple(draft.preempted), finished=finished)
+        return StepReport(emitted=emitted, finished=finished)
+
+    def live_part(self, plan: Plan) -> Plan:
+        """The plan without the sequences that are gone since it was made: nobody would read what they compute."""
+        live = self.roster.seqs
+        return replace(
+            plan,
+            swaps=tuple(swap for swap in plan.swaps if swap.event.seq in live),
+            copies=tuple(copy for copy in plan.copies if copy.seq in live),
+            scheduled=tuple(each for each in plan.scheduled if each.seq in live),
+            samples=tuple(sample for sample in plan.samples if sample.source in live),
+        )
 
     def _publish(self, scheduled: ScheduledSeq) -> None:
         """The blocks that this step has filled can be found from now on."""

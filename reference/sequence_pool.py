@@ -177,7 +177,7 @@ class SequencePool:
             raise InvalidField("step_id", step_id, "an id that no step in flight has")
         for seq in seqs:
             self._demand_running(seq)
-        self.pool.submit(step_id, seqs)
+        self.pool.submit(step_id, {}, (), readers=seqs)
         return Begin(step_id), Submit(step_id, seqs)
 
     def complete(self, step_id: StepId) -> tuple[Event, ...]:

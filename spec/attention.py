@@ -101,10 +101,11 @@ def reads_leave_nothing_out(before: State, event: Read, after: State) -> bool:
 
 @step_rule("ATTN-4", corpus="K1 P14 S11")
 def every_scheduled_sequence_computes(before: State, event: Complete, after: State) -> bool:
-    """A sequence that a step schedules has written all its scheduled tokens and read its keys when the step ends."""
+    """A sequence that a step schedules has written all its tokens of the step and read its keys when the step ends."""
     flight = before.flights[event.step_id]
-    alive = [i for i in flight.scheduled if i in before.seqs]
-    return all(before.seqs[i].num_scheduled_tokens == 0 and i in flight.readers for i in alive)
+    alive = {i: before.seqs[i].num_scheduled_tokens for i in flight.scheduled if i in before.seqs}
+    later = {i: sum(f.scheduled.get(i, 0) for f in after.flights.values()) for i in alive}
+    return alive == later and alive.keys() <= flight.readers
 
 
 @step_rule("SAMPLE-1", corpus="R1 R2 P11 T8")

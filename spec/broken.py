@@ -143,6 +143,11 @@ FULL = follow(
     *(Submit(1), *computed(ALICE, 0), *computed(BOB, 1), Append(0, (7,)), Append(1, (7,)), Complete(1), Begin(2)),
 )
 """Two running requests have one block each, want another, and there is none."""
+BOB_IN_FLIGHT = follow(
+    follow(TWO_BLOCKS_BY_PRIORITY, Add(ALICE), Add(BOB), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0)),
+    *(Append(0, (7,)), Complete(1), Begin(2), *served(BOB, 1), Submit(2), Begin(3)),
+)
+"""A step computes Bob's prompt, and Alice wants a block in the next one."""
 KEPT = replace(FULL, config=replace(FULL.config, admission_rule=AdmissionRule.NO_EVICT))
 """The same under a rule that would never have let Bob in."""
 
@@ -343,6 +348,7 @@ EXAMPLES: tuple[Broken, ...] = (
     step_example(
         "PREEMPT-6", "Nobody was preempted.", STEP_2, Observe(), leads_to=replace(STEP_2, num_preemptions={0: 1})
     ),
+    step_example("PREEMPT-7", "Bob's prompt is being computed.", BOB_IN_FLIGHT, Preempt(1)),
     BrokenState("SWAP-1", "Host block 0 was lost.", replace(EMPTY, host_free=(1,))),
     step_example(
         "SWAP-2",

@@ -146,7 +146,6 @@ REMARKS: Mapping[str, str] = {
     "P9": "The rules know what is hit; that it is counted once is tested.",
     "P12": "Every block is either free or referenced, and either cached or not: four kinds, of which each block is one.",
     "R3": "The rules keep the tokens; that the text only grows is tested.",
-    "R9": "No engine declares overlap yet; the rules judge steps in flight where there are any.",
     "S9": "The explorer's scopes and the state machine use blocks of one to four tokens, so that they meet every border.",
     "K8": "K and V are stored in the model's own precision: there are no scales.",
     "X1": "The rules know calls that are refused; that an error in the middle concerns one request is tested.",

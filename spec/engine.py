@@ -186,6 +186,29 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class OverlappedEngine(Engine, Protocol):
+    """An engine that schedules its next step while an earlier one still runs; it declares ``OVERLAP``.
+
+    A step is ``begin_step`` and then ``end_step``; two steps at most are in flight, and they end in the order in which
+    they were begun. ``step`` is both at once, and raises ``InvalidRequest`` while a step is in flight.
+    """
+
+    def begin_step(self) -> StepReport:
+        """Schedule and submit a step. What it decided shows in the snapshot; the report names whom it preempted.
+
+        A step that would compute nothing is not begun. Raises ``InvalidRequest`` while two steps are in flight.
+        """
+        ...
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        """Run the oldest step in flight to its end and commit it; without one nothing is reported.
+
+        Of sequences that are gone since, nothing is reported, and no token is asked for.
+        """
+        ...
+
+
+@runtime_checkable
 class Pool(Protocol):
     """A block pool without a scheduler: sequences are named by the caller and run at once.
 

@@ -11,6 +11,7 @@ from spec.vocabulary import (
     Copy,
     Event,
     Finish,
+    Flight,
     Fork,
     Hit,
     Observe,
@@ -161,5 +162,10 @@ def snapshots_show_every_request(before: State, event: Observe, after: State) ->
 
 @step_rule("API-5", corpus="A9 S10")
 def snapshots_show_every_step(before: State, event: Observe, after: State) -> bool:
-    """The steps in flight are those that were begun and are not over."""
-    return before.flights.keys() == after.flights.keys()
+    """The steps in flight are those that were begun and are not over: what they compute, and what they may touch."""
+    return {i: step_shown(f) for i, f in before.flights.items()} == {i: step_shown(f) for i, f in after.flights.items()}
+
+
+def step_shown(flight: Flight) -> tuple[object, ...]:
+    """What an engine shows of a step in flight, but for its holds: those are counted (ALLOC-2, API-3)."""
+    return dict(flight.scheduled), frozenset(flight.blocks), flight.submitted

@@ -189,6 +189,13 @@ def preemptions_are_counted(before: State, event: Observe, after: State) -> bool
     }
 
 
+@step_rule("PREEMPT-7", corpus="A9 R9")
+def nothing_in_flight_is_preempted(before: State, event: Preempt, after: State) -> bool:
+    """A request that a submitted step computes is not preempted: its blocks would not be free before that step ends."""
+    in_flight = {i for flight in before.flights.values() if flight.submitted for i in flight.scheduled}
+    return in_flight.isdisjoint(seqs_of(before, event.request_id))
+
+
 @state_rule("SWAP-1", corpus="R7 A1 A3")
 def host_blocks_have_one_place(s: State) -> bool:
     """Each host block is free once, or stands once in the host table of one sequence."""

@@ -1,10 +1,12 @@
 """The executable model: where an event leads, and where a list of events leads."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from spec import attention, block_table, preemption, prefix_cache, scheduler, sharing
 from spec.engine import StepReport
 from spec.interface import names_exist
+from spec.prefix_cache import find, key_of
 from spec.rules import check_rules
 from spec.vocabulary import (
     Abort,
@@ -20,8 +22,10 @@ from spec.vocabulary import (
     Event,
     Evict,
     Finish,
+    Flight,
     Fork,
     Hit,
+    HostBlockId,
     Observe,
     Preempt,
     Publish,
@@ -36,13 +40,18 @@ from spec.vocabulary import (
     Slide,
     Start,
     State,
+    StepId,
     Submit,
     SwapIn,
     SwapOut,
     Write,
     initial_state,
     replace,
+    seqs_of,
 )
+
+BlockMove: TypeAlias = Copy | SwapOut | SwapIn
+"""What a step decides when it begins, and the device does later: blocks are copied, or moved from memory to memory."""
 
 
 def step(s: State, event: Event) -> State:
@@ -122,7 +131,13 @@ def replay(config: Config, events: Iterable[Event]) -> State:
 
 
 def observe(expected: State, shown: State) -> State:
-    """What an engine shows, in mappings of our own, with the contents that only its follower knows."""
+    """What an engine shows, in mappings of our own, with what only its follower knows: the contents, the draws, and what
+    the steps in flight have done so far."""
+    flights = {
+        i: replace(flight, written=known.written, readers=known.readers, preempting=known.preempting)
+        for i, flight in shown.flights.items()
+        for known in [expected.flights.get(i, Flight())]
+    }
     return replace(
         shown,
         block_tables=dict(shown.block_tables),
@@ -130,6 +145,7 @@ def observe(expected: State, shown: State) -> State:
         seqs=dict(shown.seqs),
         requests=dict(shown.requests),
         num_preemptions=dict(shown.num_preemptions),
+        flights=flights,
         cached=dict(shown.cached),
         cells=expected.cells,
         host_cells=expected.host_cells,
@@ -145,47 +161,142 @@ def events_of_step(before: State, report: StepReport, shown: State, sampled: Ite
     already, admissions with their room, the device's work, samples, tokens, ends, publications. Copies count as
     decided with the room, unless the device made them after its first write.
     """
-    step_id = max(before.flights, default=-1) + 1
+    if not before.requests and report == StepReport():
+        return []
+    counts: dict[SeqId, int] = {}
+    for write in report.writes:
+        counts[write.seq] = counts.get(write.seq, 0) + len(write.slots)
+    rooms = {seq: _room_reported(before, report, shown, seq, n) for seq, n in counts.items() if seq in before.seqs}
+    runs = {_request(before, seq) for seq in counts} | set(shown.running)
+    begun = _begun(before, _next_step(before), report, report.swaps, rooms, runs, shown, [])
+    return [*begun, *events_of_end(_follow(before, begun), report, shown, sampled, block_moves(begun))]
+
+
+def events_of_begin(before: State, report: StepReport, shown: State) -> list[Event]:
+    """The events up to the submission of a step, from what the engine shows then. A step that is not begun is one that
+    computes nothing and is over at once."""
+    new = shown.flights.keys() - before.flights.keys()
+    if not before.requests and not new and report == StepReport():
+        return []
+    step_id = min(new, default=_next_step(before))
+    counts = shown.flights[step_id].scheduled if new else {}
+    swaps: list[SwapOut | SwapIn] = [
+        SwapOut(i, blocks) for i, blocks in shown.host_tables.items() if i not in before.host_tables
+    ]
+    swaps += [
+        SwapIn(i, shown.block_tables[i][: len(blocks)])
+        for i, blocks in before.host_tables.items()
+        if i not in shown.host_tables and i in shown.block_tables
+    ]
+    rooms = {seq: _room_shown(before, shown, swaps, seq, n) for seq, n in counts.items() if seq in before.seqs}
+    held = list(shown.flights[step_id].holds) if new else []
+    for copy in block_moves(event for room in rooms.values() for event in room):
+        if isinstance(copy, Copy) and copy.source in held:
+            held.remove(copy.source)
+    events = _begun(before, step_id, report, swaps, rooms, set(shown.running), shown, held)
+    events += _evictions(_follow(before, events), shown)
+    return events if new else [*events, Complete(step_id)]
+
+
+def events_of_end(
+    before: State,
+    report: StepReport,
+    shown: State,
+    sampled: Iterable[Sample] = (),
+    moves: Iterable[BlockMove] = (),
+) -> list[Event]:
+    """The events from the submission of the oldest step in flight to its end. The report names the ``moves`` again that
+    were events of its beginning."""
+    if not before.flights and report == StepReport():
+        return []
+    known = [move for move in _early_moves(report) if move in tuple(moves)]
+    events: list[Event] = [e for e in report.device if e not in known]
+    for append in report.emitted:
+        if append.seq not in before.seqs:
+            parent = next((r.seq_ids[0] for r in before.requests.values() if append.seq in r.seq_ids), append.seq)
+            events.append(Fork(parent, append.seq))
+    events += [*sampled, *report.emitted]
+    state = _follow(before, events)
+    late = _publications(state, shown)
+    for seq, kept in state.seqs.items():
+        if seq in shown.seqs and shown.seqs[seq].num_dropped_blocks > kept.num_dropped_blocks:
+            late.append(Slide(seq, shown.seqs[seq].num_dropped_blocks - kept.num_dropped_blocks))
+    late += report.finished
+    late += _evictions(_follow(state, late), shown)
+    return [*events, *late, *(Complete(step_id) for step_id in sorted(before.flights)[:1])]
+
+
+def block_moves(events: Iterable[Event]) -> tuple[BlockMove, ...]:
+    """The copies and swaps among the events."""
+    return tuple(event for event in events if isinstance(event, Copy | SwapOut | SwapIn))
+
+
+def not_moved(s: State, report: StepReport, moves: Iterable[BlockMove]) -> State:
+    """The state without the contents that a step was to move into tables when it began, and that its device did not move
+    before it wrote anything."""
+    size, done, blocks, host_blocks = s.config.block_size, _early_moves(report), set[BlockId](), set[HostBlockId]()
+    for move in moves:
+        if move not in done and isinstance(move, SwapOut):
+            host_blocks |= {*move.blocks} & {*s.host_tables.get(move.seq, ())}
+        elif move not in done:
+            targets = (move.target,) if isinstance(move, Copy) else move.blocks
+            blocks |= {*targets} & {*s.block_tables.get(move.seq, ())}
+    return replace(
+        s,
+        cells={at: prefix for at, prefix in s.cells.items() if at // size not in blocks},
+        host_cells={at: prefix for at, prefix in s.host_cells.items() if at // size not in host_blocks},
+    )
+
+
+def _begun(
+    before: State,
+    step_id: StepId,
+    report: StepReport,
+    swaps: Iterable[SwapOut | SwapIn],
+    rooms: Mapping[SeqId, list[Event]],
+    runs: set[RequestId | None],
+    shown: State,
+    held: list[BlockId],
+) -> list[Event]:
+    """The events up to the submission of a step: who is preempted, who gets room, who is admitted. ``held`` are the
+    sources of copies that were made for victims."""
     victims = [event.request_id for event in report.preempted]
     events: list[Event] = [Begin(step_id)]
     for victim in victims:
         if victim in before.waiting:
             events.append(Admit(victim))
-        events += [e for e in report.swaps if isinstance(e, SwapOut) and _request(before, e.seq) == victim]
+        events += [e for e in swaps if isinstance(e, SwapOut) and _request(before, e.seq) == victim]
+        if held:
+            events += _undone_copies(_follow(before, events), shown, victim, held)
         events.append(Preempt(victim))
-
-    counts: dict[SeqId, int] = {}
-    for write in report.writes:
-        counts[write.seq] = counts.get(write.seq, 0) + len(write.slots)
-    for seq, count in counts.items():
+    for seq, room in rooms.items():
         if _request(before, seq) in before.running and _request(before, seq) not in victims:
-            events += _room(before, report, shown, seq, count)
-    runs = {_request(before, seq) for seq in counts} | set(shown.running)
+            events += room
     for request in before.waiting:
         if request in runs and request not in victims:
             events.append(Admit(request))
-            events += [e for e in report.swaps if isinstance(e, SwapIn) and _request(before, e.seq) == request]
-            for seq, count in counts.items():
+            events += [e for e in swaps if isinstance(e, SwapIn) and _request(before, e.seq) == request]
+            for seq, room in rooms.items():
                 if _request(before, seq) == request:
-                    events += _room(before, report, shown, seq, count)
-    events.append(Submit(step_id))
-    early = _early_copies(report)
-    events += [e for e in report.device if isinstance(e, Copy | Write | Read) and e not in early]
+                    events += room
+    return [*events, Submit(step_id)]
 
-    for append in report.emitted:
-        if append.seq not in before.seqs:
-            parent = next((r.seq_ids[0] for r in before.requests.values() if append.seq in r.seq_ids), append.seq)
-            events.append(Fork(parent, append.seq))
-    events += sampled
-    events += report.emitted
-    events += _publications(_follow(before, events), shown)
-    for seq, kept in _follow(before, events).seqs.items():
-        if seq in shown.seqs and shown.seqs[seq].num_dropped_blocks > kept.num_dropped_blocks:
-            events.append(Slide(seq, shown.seqs[seq].num_dropped_blocks - kept.num_dropped_blocks))
-    events += report.finished
-    events += [Evict(block) for block in _follow(before, events).cached if block not in shown.cached]
-    events.append(Complete(step_id))
+
+def _undone_copies(s: State, shown: State, victim: RequestId, held: list[BlockId]) -> list[Event]:
+    """The copies that a step made for a request before it preempted it: it still holds their sources. Where they went
+    to does not matter any more."""
+    events: list[Event] = []
+    free = [block for block in s.free if block not in shown.cached]
+    for seq in seqs_of(s, victim):
+        for index, block in enumerate(s.block_tables.get(seq, ())):
+            if block in held and free:
+                held.remove(block)
+                events.append(Copy(seq, index, block, free.pop(0)))
     return events
+
+
+def _next_step(s: State) -> StepId:
+    return max(s.flights, default=-1) + 1
 
 
 def _follow(s: State, events: Iterable[Event]) -> State:
@@ -198,41 +309,72 @@ def _request(s: State, seq: SeqId) -> RequestId | None:
     return s.seqs[seq].request_id if seq in s.seqs else None
 
 
-def _early_copies(report: StepReport) -> list[Copy]:
-    """The copies that the device made before it wrote anything."""
+def _early_moves(report: StepReport) -> list[BlockMove]:
+    """The copies that the device made before it wrote anything, and all swaps."""
     first_write = next((i for i, e in enumerate(report.device) if isinstance(e, Write)), len(report.device))
-    return [e for e in report.device[:first_write] if isinstance(e, Copy)]
+    return [
+        e
+        for i, e in enumerate(report.device)
+        if isinstance(e, BlockMove) and not (i > first_write and isinstance(e, Copy))
+    ]
 
 
-def _room(before: State, report: StepReport, shown: State, seq: SeqId, num_tokens: int) -> list[Event]:
-    """How a sequence came by the slots of this step: from the prefix cache, from the free list, by a copy."""
-    if seq not in before.seqs:
-        return []
-    swap = next((event for event in report.swaps if isinstance(event, SwapIn) and event.seq == seq), None)
-    old = swap.blocks if swap else before.block_tables.get(seq, ())
-    first = next(write for write in report.writes if write.seq == seq)
-    copied = {event.target: event.source for event in report.copies if event.seq == seq}
-    table = tuple(copied.get(block, block) for block in _table_of(before, report, shown, seq, old))
-    num_hits = (first.start - before.seqs[seq].num_computed_tokens) // before.config.block_size
-    events: list[Event] = [Hit(seq, table[:num_hits])] if num_hits else []
-    events += [copy for copy in _early_copies(report) if copy.seq == seq]
-    return [*events, Allocate(seq, num_tokens, table[max(len(old), num_hits) :])]
+def _old_table(before: State, swaps: Iterable[SwapOut | SwapIn], seq: SeqId) -> tuple[BlockId, ...]:
+    """The table before the step grew it: after a swap, what came back."""
+    back = next((event.blocks for event in swaps if isinstance(event, SwapIn) and event.seq == seq), None)
+    return before.block_tables.get(seq, ()) if back is None else back
 
 
-def _table_of(
-    before: State, report: StepReport, shown: State, seq: SeqId, old: tuple[BlockId, ...]
-) -> tuple[BlockId, ...]:
-    """The table that the step worked with: what it was, what it is, and what the step wrote and read through it."""
-    size = before.config.block_size
-    dropped = before.seqs[seq].num_dropped_blocks if old else 0
-    blocks: dict[int, BlockId] = {dropped + i: block for i, block in enumerate(old)}
+def _room_reported(before: State, report: StepReport, shown: State, seq: SeqId, num_tokens: int) -> list[Event]:
+    """How a sequence came by the slots of this step, told by what the step wrote and read through its table, and by
+    what is left of that. A hit that the window passed in the same step is where the cache named it."""
+    size, own = before.config.block_size, before.seqs[seq]
+    old = _old_table(before, report.swaps, seq)
+    table: dict[int, BlockId] = {}
     for event in report.device:
         if isinstance(event, Read | Write) and event.seq == seq:
-            blocks.update({(event.start + i) // size: at // size for i, at in enumerate(event.slots)})
+            table.update({(event.start + i) // size: at // size for i, at in enumerate(event.slots)})
     if seq in shown.block_tables and seq in shown.seqs:
-        first = shown.seqs[seq].num_dropped_blocks
-        blocks.update({first + i: block for i, block in enumerate(shown.block_tables[seq])})
-    return tuple(blocks[index] for index in sorted(blocks))
+        table.update(enumerate(shown.block_tables[seq], shown.seqs[seq].num_dropped_blocks))
+    start = next(write.start for write in report.writes if write.seq == seq)
+    for index in range((start - own.num_computed_tokens) // size):
+        found = find(before, key_of(before, seq, index))
+        if found is not None:
+            table.setdefault(index, found)
+    copies = [e for e in _early_moves(report) if isinstance(e, Copy) and e.seq == seq]
+    return _room(before, seq, num_tokens, (start - own.num_computed_tokens) // size, old, copies, table)
+
+
+def _room_shown(
+    before: State, shown: State, swaps: Iterable[SwapOut | SwapIn], seq: SeqId, num_tokens: int
+) -> list[Event]:
+    """How a sequence came by the slots of this step, told by its table as it is now."""
+    own, old = before.seqs[seq], _old_table(before, swaps, seq)
+    table = shown.block_tables.get(seq, ())
+    copies = [Copy(seq, i, a, b) for i, (a, b) in enumerate(zip(old, table, strict=False)) if a != b]
+    num_hit_tokens = shown.seqs[seq].num_computed_tokens - own.num_computed_tokens if seq in shown.seqs else 0
+    num_hits = num_hit_tokens // before.config.block_size
+    return _room(before, seq, num_tokens, num_hits, old, copies, dict(enumerate(table, own.num_dropped_blocks)))
+
+
+def _room(
+    before: State,
+    seq: SeqId,
+    num_tokens: int,
+    num_hits: int,
+    old: tuple[BlockId, ...],
+    copies: Iterable[Copy],
+    table: Mapping[int, BlockId],
+) -> list[Event]:
+    """From the prefix cache, by a copy, from the free list. ``table`` has the blocks by their place in the sequence."""
+    first_new = max(before.seqs[seq].num_dropped_blocks + len(old), num_hits)
+    hits = tuple(table[index] for index in range(num_hits) if index in table)
+    new = tuple(table[index] for index in sorted(table) if index >= first_new)
+    return [*([Hit(seq, hits)] if hits else []), *copies, Allocate(seq, num_tokens, new)]
+
+
+def _evictions(s: State, shown: State) -> list[Event]:
+    return [Evict(block) for block in s.cached if block not in shown.cached]
 
 
 def _publications(s: State, shown: State) -> list[Event]:

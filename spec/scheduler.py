@@ -136,6 +136,14 @@ def budget_left(s: State, flight: Flight) -> int:
     return s.config.max_num_batched_tokens - sum(flight.scheduled.values())
 
 
+def passed_over(s: State, flight: Flight) -> list[SeqId]:
+    """The running sequences of which a step that has budget left does not schedule every token."""
+    if budget_left(s, flight) == 0:
+        return []
+    seq_ids = [i for request_id in s.running for i in seqs_of(s, request_id)]
+    return [i for i in seq_ids if room(s.seqs[i]) < s.seqs[i].num_tokens]
+
+
 def add(s: State, event: Add) -> State:
     """The request waits behind everybody who is served before it."""
     request = event.request
@@ -270,19 +278,20 @@ def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
 
 @step_rule("SCHED-12", corpus="S3 S10")
 def room_is_not_left_unused(before: State, event: Submit, after: State) -> bool:
-    """A step that preempts nobody leaves the head of the queue waiting only when there is no room for it."""
+    """A step that preempts nobody and passes nobody over leaves the head of the queue waiting only when there is no
+    room for it."""
     flight = before.flights[event.step_id]
-    if flight.preempting or not before.waiting:
+    if flight.preempting or not before.waiting or passed_over(before, flight):
         return True
     return admission(before, before.waiting[0], budget_left(before, flight)) is not Admission.NOW
 
 
 @step_rule("SCHED-13", corpus="S3 S8")
 def running_sequences_are_not_passed_over(before: State, event: Submit, after: State) -> bool:
-    """A step that has budget left has scheduled every token of every running sequence."""
-    flight = before.flights[event.step_id]
-    behind = (i for r in before.running for i in seqs_of(before, r) if room(before.seqs[i]) < before.seqs[i].num_tokens)
-    return budget_left(before, flight) == 0 or not any(True for _ in behind)
+    """A step that has budget left has scheduled every token of every running sequence, unless another step is in flight
+    and those that are left lack blocks."""
+    left = passed_over(before, before.flights[event.step_id])
+    return not left or (len(before.flights) > 1 and blocks_lacking(before, left) > len(before.free))
 
 
 @step_rule("SCHED-14", corpus="S5 S10")

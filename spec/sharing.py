@@ -39,9 +39,11 @@ def num_unborn(s: State, request_id: RequestId) -> int:
 
 
 def seq_ids_in_use(s: State) -> set[SeqId]:
-    """The ids of live sequences, and those promised to sequences that are still to be forked."""
-    unborn = (s.requests[i].seq_ids for i in s.requests if num_unborn(s, i))
-    return {*s.seqs, *(seq_id for seq_ids in unborn for seq_id in seq_ids)}
+    """The ids of live sequences, those promised to sequences that are still to be forked, and those that a step in
+    flight computes, also for a sequence that is gone."""
+    unborn = (i for request_id in s.requests if num_unborn(s, request_id) for i in s.requests[request_id].seq_ids)
+    computed = (i for flight in s.flights.values() for i in flight.scheduled)
+    return {*s.seqs, *unborn, *computed}
 
 
 def must_copy(s: State, block: BlockId) -> bool:

@@ -49,12 +49,10 @@ class ReferenceCore:
         self._num_swapped_out = self._num_hits = 0
 
     def check(self, request: Request, params: SamplingParams) -> None:
-        from reference.door import check_request
-
         for name, default in NOT_HERE.items():
             if getattr(params, name) != default:
                 raise InvalidField(name, getattr(params, name), f"{default!r}: the reference engine knows no other")
-        check_request(self.config, self._engine.engine.roster, request)
+        self._engine.engine.check(request)
 
     def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
         from reference import Sampling

@@ -4,8 +4,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from spec.engine import Admission, Engine, InvalidRequest, StepReport, TokenSource
-from spec.replay import events_of_step, observe, step
+from spec.engine import Admission, Engine, InvalidRequest, OverlappedEngine, StepReport, TokenSource
+from spec.replay import (
+    BlockMove,
+    block_moves,
+    events_of_begin,
+    events_of_end,
+    events_of_step,
+    not_moved,
+    observe,
+    step,
+)
 from spec.rules import check_rules
 from spec.vocabulary import (
     Abort,
@@ -22,6 +31,7 @@ from spec.vocabulary import (
     Sample,
     SeqId,
     State,
+    StepId,
     Token,
     initial_state,
 )
@@ -59,6 +69,19 @@ class Follower:
         check_rules(self.state, refusal, shown, engine=self.engine_name, trace=self.trace)
 
 
+class Draws:
+    """A token source that remembers what it was asked and what it gave."""
+
+    def __init__(self, token_source: TokenSource) -> None:
+        self.token_source = token_source
+        self.sampled: list[Sample] = []
+
+    def __call__(self, seq: SeqId, tokens: Prefix) -> Token:
+        token = self.token_source(seq, tokens)
+        self.sampled.append(Sample(seq, tokens, token))
+        return token
+
+
 class JudgedEngine:
     """An engine whose every call is followed. Its calls are the engine's own; what they break is raised."""
 
@@ -69,6 +92,7 @@ class JudgedEngine:
         self.follower.state = replace(self.follower.state, drawn={})  # every draw is known here
         self.is_sound = True
         """Whether every call so far has come to its end. After that nothing more can be said of the engine."""
+        self._moves: dict[StepId, tuple[BlockMove, ...]] = {}
 
     @property
     def state(self) -> State:
@@ -102,17 +126,33 @@ class JudgedEngine:
 
     def step(self, token_source: TokenSource) -> StepReport:
         with self._call():
+            before, draws = self.state, Draws(token_source)
+            report = self.engine.step(draws)
+            self._follow(events_of_step(before, report, self.engine.snapshot(), draws.sampled))
+            return report
+
+    def begin_step(self) -> StepReport | None:
+        """What the engine reported; None if it called the step invalid."""
+        with self._call():
             before = self.state
-            sampled: list[Sample] = []
+            try:
+                report = self._overlapped.begin_step()
+            except InvalidRequest:
+                self._follow([])
+                return None
+            events = events_of_begin(before, report, self.engine.snapshot())
+            self._follow(events)
+            self._moves |= {
+                step_id: block_moves(events) for step_id in self.state.flights.keys() - before.flights.keys()
+            }
+            return report
 
-            def remember(seq: SeqId, tokens: Prefix) -> Token:
-                token = token_source(seq, tokens)
-                sampled.append(Sample(seq, tokens, token))
-                return token
-
-            report = self.engine.step(remember)
-            shown = self.engine.snapshot()
-            self._follow(events_of_step(before, report, shown, sampled) if before.requests else [])
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        with self._call():
+            draws, oldest = Draws(token_source), min(self.state.flights, default=-1)
+            report, moves = self._overlapped.end_step(draws), self._moves.pop(oldest, ())
+            self.follower.state = not_moved(self.state, report, moves)
+            self._follow(events_of_end(self.state, report, self.engine.snapshot(), draws.sampled, moves))
             return report
 
     def abort(self, request_id: RequestId) -> None:
@@ -128,6 +168,12 @@ class JudgedEngine:
                 return False
             self._follow([Reset()])
             return True
+
+    @property
+    def _overlapped(self) -> OverlappedEngine:
+        if not isinstance(self.engine, OverlappedEngine):
+            raise TypeError(f"the engine {self.follower.engine_name} has no begin_step and end_step")
+        return self.engine
 
     @contextmanager
     def _call(self) -> Iterator[None]:

@@ -24,6 +24,15 @@ def nameless(s: State) -> State:
     tables = {i: tuple(names.block(b) for b in table) for i, table in sorted(s.block_tables.items())}
     host_tables = {i: tuple(names.host_block(b) for b in table) for i, table in sorted(s.host_tables.items())}
     cached = sorted(s.cached.items(), key=lambda item: (names.blocks.get(item[0], s.config.num_blocks), repr(item[1])))
+    flights = {
+        i: replace(
+            flight,
+            holds=tuple(names.block(b) for b in flight.holds),
+            blocks=frozenset(names.block(b) for b in flight.blocks),
+            preempting=False,
+        )
+        for i, (_, flight) in enumerate(sorted(s.flights.items()))
+    }
     renamed = {names.block(b): key for b, key in cached}
     free = sorted(names.block(b) for b in s.free)
     counts = {names.block(b): count for b, count in enumerate(s.ref_count)}
@@ -35,6 +44,7 @@ def nameless(s: State) -> State:
         host_tables=host_tables,
         host_free=(len(s.host_free),),
         cached=renamed,
+        flights=flights,
         num_preemptions={i: n for i, n in s.num_preemptions.items() if n},
         cells={},
         host_cells={},
@@ -63,7 +73,18 @@ class LockstepEngine:
         return self._same("fork", *(engine.fork(parent, child) for engine in self.pair))
 
     def step(self, token_source: TokenSource) -> StepReport:
-        first, second = (engine.step(token_source) for engine in self.pair)
+        return self._same_step(*(engine.step(token_source) for engine in self.pair))
+
+    def begin_step(self) -> StepReport | None:
+        first, second = (engine.begin_step() for engine in self.pair)
+        if first is None or second is None:
+            return self._same("begin_step", first, second)
+        return self._same_step(first, second)
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        return self._same_step(*(engine.end_step(token_source) for engine in self.pair))
+
+    def _same_step(self, first: StepReport, second: StepReport) -> StepReport:
         for what in ("emitted", "preempted", "finished"):
             self._same(what, getattr(first, what), getattr(second, what))
         self._same(

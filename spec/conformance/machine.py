@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.lockstep import LockstepEngine, common
 from spec.engine import Capability, EngineFactory, Profile
+from spec.sharing import seq_ids_in_use
 from spec.vocabulary import Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
 
 STOP: Token = 2
@@ -77,7 +78,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def forkable(self) -> list[SeqId]:
         state = self.judged.state
-        return [i for i, seq in state.seqs.items() if seq.request_id in state.running and seq.num_output_tokens > 0]
+        running = [i for i, seq in state.seqs.items() if seq.request_id in state.running]
+        return [i for i in running if state.seqs[i].num_output_tokens > 0 and not state.seqs[i].num_scheduled_tokens]
 
     @rule(data=st.data(), count=st.integers(1, 3))
     def add(self, data: st.DataObject, count: int) -> None:
@@ -127,15 +129,46 @@ class EngineMachine(RuleBasedStateMachine):
         state = self.judged.state
         bad += [Request(i, (0,), 1, self.fresh_seqs(1)) for i in state.requests]
         bad += [Request(self.num_requests, (0,), 1, (i,)) for i in state.seqs]
+        gone = [i for i in seq_ids_in_use(state) if i not in state.seqs]  # aborted in flight, or promised to a sample
+        bad += [Request(self.num_requests, (0,), 1, (i,)) for i in gone] * 5
         self.num_requests += 1
         if self.judged.add(data.draw(st.sampled_from(bad), label="request")):
             raise AssertionError("an engine took a request that it had to refuse, and no rule noticed")
 
-    @precondition(lambda self: self.judged.state.requests)
+    @precondition(lambda self: not self.judged.state.flights)
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
-        for _ in range(count):
+        """An idle engine makes steps as well, and reports nothing."""
+        for _ in range(count if self.judged.state.requests else 1):
             self.judged.step(next_token)
+
+    @precondition(lambda self: self.profile.can(Capability.OVERLAP))
+    @rule()
+    def begin_step(self) -> None:
+        is_full = len(self.judged.state.flights) == 2
+        if (self.judged.begin_step() is None) != is_full:
+            raise AssertionError(f"a step {'began' if is_full else 'did not begin'}, and no rule noticed")
+
+    @precondition(lambda self: self.profile.can(Capability.OVERLAP))
+    @rule()
+    def end_step(self) -> None:
+        self.judged.end_step(next_token)
+
+    @precondition(lambda self: self.profile.can(Capability.OVERLAP) and self.judged.state.requests)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def overlap_steps(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            if data.draw(st.integers(0, 4), label="arrives meanwhile") == 0:
+                self.judged.begin_step()
+                self.add_one(data)
+            self.overlap_step()
+
+    def overlap_step(self) -> None:
+        """The oldest step ends while the next one is in flight, if there is anything to schedule."""
+        self.judged.begin_step()
+        if len(self.judged.state.flights) == 1:
+            self.judged.begin_step()
+        self.judged.end_step(next_token)
 
     @precondition(lambda self: self.profile.can(Capability.FORK) and self.forkable())
     @rule(data=st.data())
@@ -143,12 +176,30 @@ class EngineMachine(RuleBasedStateMachine):
         self.judged.fork(data.draw(st.sampled_from(self.forkable()), label="parent"), self.fresh_seqs(1)[0])
 
     @precondition(lambda self: self.profile.can(Capability.FORK) and self.judged.state.requests)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def advance_and_fork(self, data: st.DataObject, count: int) -> None:
+        """Forks are rare otherwise: most sequences end before somebody thinks of it. Several of one sequence share its
+        last block."""
+        if self.judged.state.flights:
+            self.judged.end_step(next_token)
+        else:
+            self.judged.step(next_token)
+        parents = self.forkable()
+        for parent in data.draw(st.lists(st.sampled_from(parents), max_size=count), label="parents") if parents else []:
+            self.judged.fork(parent, self.fresh_seqs(1)[0])
+
+    @precondition(lambda self: self.profile.can(Capability.FORK) and self.judged.state.requests)
     @rule(data=st.data())
     def fork_what_is_refused(self, data: st.DataObject) -> None:
-        """No fork of nobody, none of a sequence that waits, and none under a name that is in use."""
+        """No fork of nobody, none of a sequence that waits or is in flight, and none under a name that is in use."""
         state, fresh = self.judged.state, self.fresh_seqs(1)[0]
         waiting = [i for i, seq in state.seqs.items() if seq.request_id in state.waiting]
-        bad = [(fresh, fresh), *((i, fresh) for i in waiting), *((i, j) for i in self.forkable() for j in state.seqs)]
+        in_flight = [i for i, seq in state.seqs.items() if seq.num_scheduled_tokens]
+        bad = [
+            (fresh, fresh),
+            *((i, fresh) for i in (*waiting, *in_flight)),
+            *((i, j) for i in self.forkable() for j in state.seqs),
+        ]
         parent, child = data.draw(st.sampled_from(bad), label="fork")
         self.judged.fork(parent, child)
 
@@ -156,6 +207,18 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.judged.abort(data.draw(st.sampled_from(list(self.judged.state.requests)), label="request"))
+
+    @precondition(lambda self: self.profile.can(Capability.ABORT, Capability.OVERLAP) and self.judged.state.requests)
+    @rule(data=st.data())
+    def abort_in_flight(self, data: st.DataObject) -> None:
+        """The step goes on, and its sequences are gone; their names are free when it ends."""
+        self.judged.begin_step()
+        state = self.judged.state
+        in_flight = sorted({seq.request_id for seq in state.seqs.values() if seq.num_scheduled_tokens})
+        if in_flight:
+            self.judged.abort(data.draw(st.sampled_from(in_flight), label="request"))
+            if data.draw(st.booleans(), label="again"):
+                self.add_what_is_refused(data)
 
     @precondition(lambda self: self.profile.can(Capability.ABORT) and self.num_requests > 0)
     @rule(data=st.data())
@@ -172,17 +235,30 @@ class EngineMachine(RuleBasedStateMachine):
             self.judged.reset_cache()
 
     def teardown(self) -> None:
-        """Whatever was left ends, in a bounded number of steps, and then the engine holds nothing."""
+        """Whatever was left ends, in a bounded number of steps, and then the engine holds nothing.
+
+        An engine that overlaps its steps has two in flight all the time, if it can.
+        """
         if not hasattr(self, "judged") or not self.judged.is_sound:
             return
         state = self.judged.state
         left = sum(len(r.seq_ids) * (len(r.prompt) + 2 * r.max_tokens) for r in state.requests.values())
-        for _ in range((left + 1) * (len(state.requests) + 1)):
-            if not self.judged.state.requests:
-                return
-            self.judged.step(next_token)
-        if self.judged.state.requests:
-            raise AssertionError(f"these requests never end: {sorted(self.judged.state.requests)}")
+        for _ in range((left + 1) * (len(state.requests) + 1) + 2):
+            if not self.judged.state.requests and not self.judged.state.flights:
+                return self.holds_nothing()
+            if self.profile.can(Capability.OVERLAP):
+                self.overlap_step()
+            else:
+                self.judged.step(next_token)
+        raise AssertionError(f"these requests never end: {sorted(self.judged.state.requests)}")
+
+    def holds_nothing(self) -> None:
+        """The engine is empty: every block is free, cached or not, on the device and in host memory."""
+        state, config = self.judged.state, self.config
+        if len(state.free) < config.num_blocks - self.profile.num_reserved_blocks:
+            raise AssertionError(f"all requests have ended, and these blocks are free: {sorted(state.free)}")
+        if len(state.host_free) < config.num_host_blocks:
+            raise AssertionError(f"all requests have ended, and these host blocks are free: {sorted(state.host_free)}")
 
 
 class LockstepMachine(EngineMachine):

@@ -16,13 +16,12 @@ from typing import Protocol, Self
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
 from spec.canonical import Key, canonical
 from spec.conformance.judge import Follower, JudgedEngine
-from spec.conformance.machine import machine_for, next_token
-from spec.engine import Capability, Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
+from spec.conformance.machine import machine_for
+from spec.engine import Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
 from spec.lockstep import NOBODY, mistakes
 from spec.monitor import UNCOUNTED, Monitor
 from spec.replay import step
@@ -125,14 +124,6 @@ def _drive(
             self.config = config or drawn
             return judged(self.config)
 
-        @precondition(lambda self: self.profile.can(Capability.FORK) and self.judged.state.requests)
-        @rule(data=st.data())
-        def step_and_fork(self, data: st.DataObject) -> None:
-            """Forks are rare otherwise: most sequences end before somebody thinks of it."""
-            self.judged.step(next_token)
-            if self.forkable():
-                self.judged.fork(data.draw(st.sampled_from(self.forkable()), label="parent"), self.fresh_seqs(1)[0])
-
     tier = settings(
         max_examples=max_examples,
         stateful_step_count=30,
@@ -166,6 +157,18 @@ class WatchedEngine(JudgedEngine):
 
         with self._call():
             return self.engine.step(look)
+
+    def begin_step(self) -> StepReport | None:
+        """None if the engine called the step invalid."""
+        with self._call():
+            try:
+                return self._overlapped.begin_step()
+            except InvalidRequest:
+                return None
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        with self._call():
+            return self._overlapped.end_step(token_source)
 
     def _follow(self, events: Iterable[Event]) -> None:
         """They have been told."""

@@ -43,10 +43,8 @@ STREAM_ZOO = [
     _fault(
         "a step begins with the token before its first",
         _SCHEDULER,
-        "start, first_kept = seq.num_computed_tokens, seq.num_dropped_blocks * size\n        stop = start + num_tokens",
-        "first_kept = seq.num_dropped_blocks * size\n"
-        "        start = max(first_kept, seq.num_computed_tokens - 1)\n"
-        "        stop = start + num_tokens",
+        "        start = stop - num_tokens\n",
+        "        start = max(first_kept, stop - num_tokens - 1)\n        stop = start + num_tokens\n",
         "TABLE-9",
         "B-106",
     ),

@@ -50,9 +50,21 @@ class Run:
 
     def go(self, num_calls: int = 40) -> "Run":
         """So many random calls; then everything that is left runs to its end."""
-        calls = [self.add, self.add, self.step, self.step, self.step, self.fork, self.abort, self.reset_cache]
+        calls = [
+            self.add,
+            self.add,
+            self.step,
+            self.step,
+            self.begin_step,
+            self.end_step,
+            self.fork,
+            self.abort,
+            self.reset_cache,
+        ]
         for _ in range(num_calls):
             self.rng.choice(calls)()
+        while self.follower.state.flights:
+            self.end_step()
         for _ in range(3000):
             if not self.follower.state.requests:
                 return self
@@ -80,11 +92,21 @@ class Run:
         self.counts["refused" if refused else "added"] += 1
 
     def step(self) -> None:
+        while self.follower.state.flights:
+            self.end_step()
         self.engine.step(next_token)
+
+    def begin_step(self) -> None:
+        if len(self.follower.state.flights) < 2:
+            self.engine.begin_step()
+
+    def end_step(self) -> None:
+        self.engine.end_step(next_token)
 
     def fork(self) -> None:
         state = self.follower.state
-        parents = [i for i, seq in state.seqs.items() if seq.request_id in state.running and seq.num_output_tokens]
+        running = [(i, seq) for i, seq in state.seqs.items() if seq.request_id in state.running]
+        parents = [i for i, seq in running if seq.num_output_tokens and not seq.num_scheduled_tokens]
         if parents:
             answer = self.engine.fork(self.rng.choice(parents), self.num_seqs)
             self.num_seqs += 1

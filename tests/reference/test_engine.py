@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from reference.device import TokenSourceDevice
 from reference.engine import ReferenceEngine, make_engine
 from spec.engine import Admission, Engine, InvalidField, InvalidRequest, PromptTooLong, StepReport, UnknownId
 from spec.vocabulary import (
@@ -281,18 +280,6 @@ def test_abort_while_waiting_and_while_running_gives_everything_back() -> None:
     assert [event for event in follower.trace if isinstance(event, Abort)] == [Abort(1), Abort(0)]
     assert sorted(engine.snapshot().free) == list(range(8))
     assert not engine.has_work
-
-
-def test_alloc_5_an_abort_during_a_step_ends_with_the_step() -> None:
-    engine, follower = followed(SMALL)
-    engine.add(request(0, (1, 0, 1), 4))
-    plan = engine.schedule()
-    outcome = TokenSourceDevice(next_token).run(plan)
-    engine.aborts.append(0)
-    assert engine.snapshot().flights[plan.step_id].blocks == {0, 1}
-    engine.commit(plan, outcome)
-    assert not engine.has_work
-    assert follower.trace[-2:] == [Complete(0), Abort(0)]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,10 @@ HARMLESS = {
         "newest, from the prompt", "scheduler.py", NEWEST, NEWEST + FORGET
     ),
     "a step that preempts admits": policy(
-        "admits at once", "scheduler.py", "        if not draft.preempted:\n", "        if draft is not None:\n"
+        "admits at once",
+        "scheduler.py",
+        "if self._schedule_running(draft):",
+        "if self._schedule_running(draft) or True:",
     ),
 }
 """What costs time, and lets everybody end: each time a request is admitted it gains at least a token that it keeps."""

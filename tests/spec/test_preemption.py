@@ -6,12 +6,14 @@ from spec.broken import (
     ALICE,
     ALONE,
     BOB,
+    BOB_IN_FLIGHT,
     EMPTY,
     EQUALS,
     FULL,
     STEP_2,
     SWAPPED,
     WAITING,
+    computed,
     follow,
     stored,
 )
@@ -20,7 +22,9 @@ from spec.vocabulary import (
     Add,
     Admit,
     Allocate,
+    Append,
     Begin,
+    Complete,
     Observe,
     Preempt,
     Release,
@@ -130,6 +134,11 @@ def test_preempt_6_preemptions_are_counted() -> None:
     preempted = follow(FULL, Preempt(1))
     allows("PREEMPT-6", preempted, Observe(), leads_to=replace(preempted, num_preemptions={0: 0, 1: 1}))
     bites("PREEMPT-6")
+
+
+def test_preempt_7_what_a_submitted_step_computes_is_not_preempted() -> None:
+    allows("PREEMPT-7", follow(BOB_IN_FLIGHT, *computed(BOB, 1), Append(1, (7,)), Complete(2)), Preempt(1))
+    bites("PREEMPT-7")
 
 
 def test_swap_1_a_host_block_has_one_place() -> None:
