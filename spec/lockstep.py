@@ -9,7 +9,7 @@ from spec.engine import Admission, EvictionOrder, InvalidRequest, Pool, PoolFact
 from spec.explore import StepJudge
 from spec.model_pool import Answer, ModelPool
 from spec.replay import observe, step
-from spec.rules import RuleViolation, broken_rules, broken_state_rules
+from spec.rules import Rule, RuleViolation, broken_rules, broken_state_rules
 from spec.scope import Move, Scope, moves
 from spec.vocabulary import Event, Observe, State, initial_state
 
@@ -41,12 +41,18 @@ class Lockstep:
     fault: Fault | None = None
 
 
-class _Differs(Exception):
-    """A call did something else than the specification does; ``rule`` is the id of a rule that says so."""
+class Differs(Exception):
+    """A call did something else than the specification does; ``rule`` is the id of a rule that says so, ``violation`` how."""
 
-    def __init__(self, sentence: str, rule: str | None = None) -> None:
+    def __init__(self, sentence: str, rule: str | None = None, violation: RuleViolation | None = None) -> None:
         super().__init__(sentence)
         self.rule = rule
+        self.violation = violation
+
+
+def _broken(rule: Rule, before: State, event: Event, after: State) -> Differs:
+    violation = RuleViolation(rule, before, event, after)
+    return Differs(str(violation), rule.id, violation)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class _Place:
         pool = make(self.state.config)
         for move in self.path:
             move.call(pool)
+        if observe(self.state, pool.snapshot()) != self.state:
+            raise Differs("the same calls on a new pool lead elsewhere: a pool takes no chances")
         return pool
 
 
@@ -78,20 +86,24 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
     while queue:
         place = queue.popleft()
         found.depth = len(place.path)
-        pool = place.arrive(make)
+        try:
+            pool = place.arrive(make)
+        except Differs as difference:
+            found.fault = Fault(place.path[:-1], place.path[-1], str(difference), difference.rule)
+            return found
         for move in mistakes(place.state, scope):
             found.num_operations += 1
             found.num_mistakes += 1
             try:
-                _turn_down(move, pool)
-            except _Differs as difference:
+                turn_down(move, pool)
+            except Differs as difference:
                 found.fault = Fault(place.path, move, str(difference), difference.rule)
                 return found
         for move in moves(place.state, scope):
             found.num_operations += 1
-            pool = place.arrive(make)
             try:
-                after = _call(move, pool, place.state, judge)
+                pool = place.arrive(make)
+                after = call(move, pool, place.state, judge)
                 if after is None:
                     found.num_refusals += 1
                     continue
@@ -99,8 +111,8 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
                 if key in seen:
                     found.num_operations += _second_look(after, pool, scope, judge, found.num_operations)
                     continue
-                _judge_state(after)
-            except _Differs as difference:
+                judge_state(after)
+            except Differs as difference:
                 found.fault = Fault(place.path, move, str(difference), difference.rule)
                 return found
             seen.add(key)
@@ -116,12 +128,14 @@ def mistakes(s: State, scope: Scope) -> Iterator[Move]:
     live, running = next(iter(s.seqs), None), next(iter(s.block_tables), None)
     yield Move("allocate", NOBODY)
     yield Move("append", NOBODY, (0,))
-    yield Move("fork", NOBODY, child=NOBODY)
+    if "fork" in scope.operations:
+        yield Move("fork", NOBODY, child=NOBODY)
     if live is not None:
         yield Move("allocate", live, (0,))
     if running is not None:
         yield Move("append", running)
-        yield Move("fork", running, child=running)
+        if "fork" in scope.operations:
+            yield Move("fork", running, child=running)
     for name in sorted(scope.operations & {"release", "swap_out", "swap_in", "publish"}):
         yield Move(name, NOBODY)
     for swapped in list(s.host_tables)[:1]:
@@ -138,21 +152,21 @@ def mistakes(s: State, scope: Scope) -> Iterator[Move]:
             yield Move("submit", NOBODY if running is None else running, number=step_id)
 
 
-def _turn_down(move: Move, pool: Pool) -> None:
+def turn_down(move: Move, pool: Pool) -> None:
     """The call is invalid, and changes nothing."""
     before = pool.snapshot()
     try:
         answer: object = move.call(pool)
     except InvalidRequest:
         if pool.snapshot() != before:
-            raise _Differs("an invalid call changed something", "API-1") from None
+            raise Differs("an invalid call changed something", "API-1") from None
         return
     except Exception as error:  # noqa: BLE001  whatever a broken pool does
-        raise _Differs(f"an invalid call raised {error!r}") from None
-    raise _Differs(f"an invalid call was answered with {answer!r}")
+        raise Differs(f"an invalid call raised {error!r}") from None
+    raise Differs(f"an invalid call was answered with {answer!r}")
 
 
-def _call(move: Move, pool: Pool, state: State, judge: StepJudge) -> State | None:
+def call(move: Move, pool: Pool, state: State, judge: StepJudge) -> State | None:
     """Where the call leads pool and specification alike; None if both refuse it."""
     model = ModelPool(state)
     expected = move.call(model)
@@ -160,16 +174,16 @@ def _call(move: Move, pool: Pool, state: State, judge: StepJudge) -> State | Non
         answer = move.call(pool)
         shown = pool.snapshot()
     except Exception as error:  # noqa: BLE001  whatever a broken pool does
-        raise _Differs(f"the call raised {error!r}") from None
+        raise Differs(f"the call raised {error!r}") from None
     if isinstance(answer, Admission) or isinstance(expected, Admission):
         _same_refusal(answer, expected)
         if observe(state, shown) != state:
-            raise _Differs("a refused call changed something", "API-1")
+            raise Differs("a refused call changed something", "API-1")
         return None
     after = _follow(state, answer, shown, judge)
     if pool.profile.eviction_order is EvictionOrder.LRU and canonical(after) != canonical(model.state):
-        _judge_state(after)
-        raise _Differs(f"the events are allowed, and are not those of the specification: {answer!r}, not {expected!r}")
+        judge_state(after)
+        raise Differs(f"the events are allowed, and are not those of the specification: {answer!r}, not {expected!r}")
     return after
 
 
@@ -183,16 +197,16 @@ def _second_look(state: State, pool: Pool, scope: Scope, judge: StepJudge, numbe
         return 0
     move = offered[number % len(offered)]
     try:
-        _call(move, pool, state, judge)
-    except _Differs as difference:
-        raise _Differs(f"afterwards {move}: {difference}", difference.rule) from None
+        call(move, pool, state, judge)
+    except Differs as difference:
+        raise Differs(f"afterwards {move}: {difference}", difference.rule) from None
     return 1
 
 
 def _same_refusal(answer: Answer, expected: Answer) -> None:
     if answer is not expected:
         said, meant = (each.name if isinstance(each, Admission) else "done" for each in (answer, expected))
-        raise _Differs(f"the answer is {said}, and must be {meant}")
+        raise Differs(f"the answer is {said}, and must be {meant}")
 
 
 def _follow(state: State, events: tuple[Event, ...], shown: State, judge: StepJudge) -> State:
@@ -201,15 +215,16 @@ def _follow(state: State, events: tuple[Event, ...], shown: State, judge: StepJu
         after = step(state, event)
         rule = judge.broken(state, event, after)
         if rule is not None:
-            raise _Differs(str(RuleViolation(rule, state, event, after)), rule.id)
+            raise _broken(rule, state, event, after)
         state = after
     shown = observe(state, shown)
     if judge.broken(state, Observe(), shown) is not None:
         rule = broken_rules(state, Observe(), shown)[0]
-        raise _Differs(str(RuleViolation(rule, state, Observe(), shown)), rule.id)
+        raise _broken(rule, state, Observe(), shown)
     return shown
 
 
-def _judge_state(s: State) -> None:
+def judge_state(s: State) -> None:
+    """Raises ``Differs`` for the first state rule that does not hold."""
     for rule in broken_state_rules(s):
-        raise _Differs(str(RuleViolation(rule, s, Observe(), s)), rule.id)
+        raise _broken(rule, s, Observe(), s)

@@ -1,13 +1,18 @@
 """What the tests of the suite are given: the engine, the pool, the kernel or the server that is judged."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
 
+from spec.conformance.declared import try_engine, try_pool
+from spec.conformance.door import judged_engine, judged_pool
+from spec.conformance.hunt import Hunt, hunt_engine, hunt_pool, narrowed, walk_pool
 from spec.conformance.suite import NO_SERVER, Suite
-from spec.conformance.target import Kind
-from spec.engine import EngineFactory
+from spec.conformance.target import Kind, Target
+from spec.engine import Capability, EngineFactory, PoolFactory, Profile
+from spec.scope import Scope, needs
 
 
 @pytest.fixture
@@ -31,7 +36,63 @@ def served_url(suite: Suite) -> str:
     return suite.url
 
 
+def profile_of(target: Target) -> Profile:
+    """The profile of an engine or of a pool."""
+    if target.profile is None:
+        raise ValueError(f"{target.name} has no profile")
+    return target.profile
+
+
+def demand(target: Target, request: pytest.FixtureRequest) -> None:
+    """Skip the test unless the profile declares what its mark says."""
+    needed = [each for mark in request.node.iter_markers("conformance_requires") for each in mark.args]
+    lacking = [each.name for each in needed if not profile_of(target).can(each)]
+    if lacking:
+        pytest.skip(f"the profile of {profile_of(target).name} does not declare {', '.join(lacking)}")
+
+
 @pytest.fixture
-def make_engine(suite: Suite) -> EngineFactory:
-    """The factory of engines that ``--engine`` names."""
-    return cast(EngineFactory, suite.target(Kind.ENGINE).call)
+def drive_engine(suite: Suite, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Drives engines of the factory that ``--engine`` names, with a caller who uses these capabilities and no other."""
+    target = suite.target(Kind.ENGINE)
+    demand(target, request)
+    factory = cast(EngineFactory, target.call)
+
+    def drive(*capabilities: Capability, preempts: bool | None = None) -> None:
+        suite.trial(target, lambda: try_engine(factory, *capabilities))
+        hunt = Hunt(target, suite.setting(target), partial(judged_engine, factory), suite.check_time)
+        profile = narrowed(profile_of(target), frozenset(capabilities), preempts)
+        hunt_engine(hunt, profile, suite.max_examples, request.node.originalname)
+
+    return drive
+
+
+@pytest.fixture
+def drive_pool(suite: Suite, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """The same of pools."""
+    target = suite.target(Kind.POOL)
+    demand(target, request)
+    factory = cast(PoolFactory, target.call)
+
+    def drive(*capabilities: Capability) -> None:
+        suite.trial(target, lambda: try_pool(factory, *capabilities))
+        hunt = Hunt(target, suite.setting(target), partial(judged_pool, factory), suite.check_time)
+        profile = narrowed(profile_of(target), frozenset(capabilities), None)
+        hunt_pool(hunt, profile, suite.max_examples, request.node.originalname)
+
+    return drive
+
+
+@pytest.fixture
+def walk_scope(suite: Suite, request: pytest.FixtureRequest) -> Callable[[Scope], None]:
+    """Drives pools through every state of a scope."""
+    target = suite.target(Kind.POOL)
+    demand(target, request)
+    factory = cast(PoolFactory, target.call)
+
+    def walk(scope: Scope) -> None:
+        suite.trial(target, lambda: try_pool(factory, *needs(scope)))
+        hunt = Hunt(target, suite.setting(target), partial(judged_pool, factory), suite.check_time)
+        walk_pool(hunt, factory, scope)
+
+    return walk

@@ -5,12 +5,15 @@ import math
 import platform
 import re
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
+from spec.conformance.guard import AdapterFault
+from spec.conformance.story import Failed, Setting, headline
 from spec.conformance.target import BadTarget, Kind, Target, load
 from spec.engine import Profile
 
@@ -67,6 +70,23 @@ class Suite:
         if self.budget_s is not None and time.monotonic() - self.begin > self.budget_s:
             raise Incomplete(self.budget_s, done())
 
+    def setting(self, target: Target) -> Setting:
+        """How a test makes what is judged."""
+        module, _, path = target.name.partition(":")
+        judge = "judged_pool" if target.kind is Kind.POOL else "judged_engine"
+        imports = {module: frozenset({path.partition(".")[0]}), "spec.conformance.door": frozenset({judge})}
+        return Setting(f"{judge}({path}, config)", imports)
+
+    def trial(self, target: Target, attempt: Callable[[], None]) -> None:
+        """Try what is declared. Raises ``Failed``."""
+        module, _, path = target.name.partition(":")
+        attempt_name = "try_pool" if target.kind is Kind.POOL else "try_engine"
+        imports = {module: frozenset({path.partition(".")[0]}), "spec.conformance.declared": frozenset({attempt_name})}
+        try:
+            attempt()
+        except AdapterFault as fault:
+            raise Failed(target.name, fault, None, (), Setting(f"{attempt_name}({path})", imports)) from fault
+
     # What pytest asks
 
     def pytest_report_header(self) -> list[str]:
@@ -104,6 +124,8 @@ class Suite:
             report.outcome, report.longrepr = "failed", f"{_id(item)} is incomplete: {error}"
             report.user_properties.append(("conformance", "incomplete"))
             vars(report).pop("wasxfail", None)
+        elif isinstance(error, Failed) and report.outcome == "failed":
+            report.longrepr = str(error) + _causes(error.why)
         self._note(item, report, error)
         return report
 
@@ -141,6 +163,9 @@ class Suite:
             "reason": reason.removeprefix("Skipped: "),
             "duration_s": round(report.duration, 3),
         }
+        if isinstance(error, Failed):
+            found = {"rule": error.rule, "method": error.method, "sentence": headline(error.why), "test": error.test}
+            self.outcomes[_id(item)].update(found)
 
     def as_json(self) -> dict[str, object]:
         """The report: what was judged, how, and what came of each test."""
@@ -172,6 +197,14 @@ def profile_as_json(profile: Profile | None) -> dict[str, object] | None:
         "admission_rules": [rule.value for rule in profile.admission_rules],
         "num_reserved_blocks": profile.num_reserved_blocks,
     }
+
+
+def _causes(why: Exception) -> str:
+    """What an adapter raised, with its traceback."""
+    cause = why.__cause__
+    if cause is None:
+        return ""
+    return "\n\nThe adapter raised:\n\n" + "".join(traceback.format_exception(cause)).rstrip()
 
 
 def level_of(item: pytest.Item) -> str:

@@ -1,20 +1,43 @@
-"""Level L2: who runs, who waits, how many tokens a step computes."""
+"""Level L2: who runs, who waits, how many tokens a step computes. Nobody is preempted, where an engine can promise that."""
 
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from collections.abc import Callable
 
-from spec.conformance.machine import machine_for
-from spec.conformance.suite import Suite
-from spec.engine import EngineFactory
+import pytest
+
+from spec.engine import Capability as Can
+
+Drive = Callable[..., None]
 
 
-def test_an_engine_keeps_every_rule_whatever_its_caller_does(suite: Suite, make_engine: EngineFactory) -> None:
-    tier = settings(
-        max_examples=suite.max_examples,
-        stateful_step_count=40,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine_for(make_engine), settings=tier)
+def test_requests_are_served_in_their_order(drive_engine: Drive) -> None:
+    drive_engine(preempts=False)
+
+
+@pytest.mark.conformance_requires(Can.CHUNKED_PREFILL)
+def test_long_prompts_come_in_chunks(drive_engine: Drive) -> None:
+    drive_engine(Can.CHUNKED_PREFILL, preempts=False)
+
+
+@pytest.mark.conformance_requires(Can.PRIORITY)
+def test_urgent_requests_go_first(drive_engine: Drive) -> None:
+    drive_engine(Can.PRIORITY, Can.CHUNKED_PREFILL, preempts=False)
+
+
+@pytest.mark.conformance_requires(Can.ABORT)
+def test_requests_are_given_up_at_any_moment(drive_engine: Drive) -> None:
+    drive_engine(Can.ABORT, Can.CHUNKED_PREFILL, preempts=False)
+
+
+@pytest.mark.conformance_requires(Can.FORK, Can.COPY_ON_WRITE)
+def test_samples_and_forks_share_blocks(drive_engine: Drive) -> None:
+    drive_engine(Can.FORK, Can.COPY_ON_WRITE, Can.ABORT, preempts=False)
+
+
+@pytest.mark.conformance_requires(Can.PREFIX_CACHE)
+def test_prompts_find_their_prefix(drive_engine: Drive) -> None:
+    drive_engine(Can.PREFIX_CACHE, Can.CHUNKED_PREFILL, Can.ABORT, preempts=False)
+
+
+@pytest.mark.conformance_requires(Can.WINDOW)
+def test_blocks_leave_a_sliding_window(drive_engine: Drive) -> None:
+    drive_engine(Can.WINDOW, Can.CHUNKED_PREFILL, Can.ABORT, preempts=False)

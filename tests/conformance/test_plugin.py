@@ -1,45 +1,17 @@
 """The plugin's options: what they choose, and what is said when they make no sense."""
 
 import json
-import os
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from spec.rules import RuleViolation
+from tests.conformance.conftest import Run
 
 KERNEL = """
 def attend(query, key_cache, value_cache, block_tables, seq_lens, query_start, scale):
     raise NotImplementedError
 """
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a run of the suite ended, and what it printed."""
-
-    status: int
-    output: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the suite from a folder of its user's. The plugin is named: a checkout need not be installed."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run(*options: str) -> Done:
-        own = ["-p", "spec.conformance.plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull]
-        status = pytest.main([*own, "--pyargs", "spec.conformance", *options])
-        printed = capsys.readouterr()
-        return Done(int(status), printed.out + printed.err)
-
-    return run
 
 
 def test_without_an_engine_every_test_is_skipped_with_one_sentence(run: Run) -> None:
@@ -79,3 +51,87 @@ def test_an_option_that_makes_no_sense_is_refused(options: list[str], sentence: 
     assert done.status == pytest.ExitCode.USAGE_ERROR
     assert sentence in done.output
     assert "Traceback" not in done.output
+
+
+FAULTY = "tests.conformance.faulty"
+ORDER = "test_l2_scheduler.py::test_requests_are_served_in_their_order"
+FORKS = "test_l2_scheduler.py::test_samples_and_forks_share_blocks"
+
+
+def test_a_failure_shows_the_rule_the_story_and_a_test_that_replays_it(run: Run) -> None:
+    done = run("--engine", f"{FAULTY}:CountsSharedBlocksOnce", "-k", "forks_share", "--conformance-max-examples", "20")
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+    assert "ALLOC-2 does not hold: A block's reference count is the number of its holders." in done.output
+    assert "  1. add(Request(request_id=0, prompt=(0,), max_tokens=2, seq_ids=(0, 1)))" in done.output
+    assert "     block   0 x2   1" in done.output
+    assert done.tests[FORKS]["rule"] == "ALLOC-2"
+    pasted: dict[str, object] = {}
+    exec(done.tests[FORKS]["test"], pasted)  # noqa: S102  it is meant to be run
+    replayed = pasted["test_alloc_2_holds"]
+    assert callable(replayed)
+    with pytest.raises(RuleViolation, match="^ALLOC-2 does not hold"):
+        replayed()
+
+
+def test_what_an_adapter_raises_is_shown_and_blamed_on_no_rule(run: Run) -> None:
+    done = run("--engine", f"{FAULTY}:Raises", "-k", "given_up", "--conformance-max-examples", "20")
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+    [test] = done.tests.values()
+    assert (test["rule"], test["method"], test["sentence"]) == (
+        None,
+        "abort",
+        "AdapterFault in abort: raised KeyError: 0",
+    )
+    assert "    raise KeyError(request_id)" in done.output
+
+
+def test_a_capability_that_is_lacking_skips_its_chapter_by_name(run: Run) -> None:
+    done = run("--engine", f"{FAULTY}:PreemptsInSecret", "-rs", "--conformance-level", "L3", "--collect-only")
+    assert done.status == pytest.ExitCode.OK
+    done = run("--engine", f"{FAULTY}:PreemptsInSecret", "-rs", "-k", "host_memory and preempted")
+    assert "the profile of reference does not declare PREEMPTION" in done.output
+    assert set(done.outcomes().values()) == {"skipped"}
+
+
+def test_a_test_that_time_cuts_off_is_incomplete_and_no_pass(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "fail.txt").write_text(ORDER)
+    options = ["--conformance-time-budget", "0.001", "--conformance-xfails", "fail.txt"]
+    done = run(
+        "--engine", "reference:make_engine", "--engine", "reference:make_pool", "-k", "order or small_pool", *options
+    )
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+    assert set(done.outcomes().values()) == {"incomplete"}
+    assert "2 incomplete" in done.output
+    assert "is incomplete: the time budget of 0.001 s is spent, after 0 stories" in done.output
+
+
+@pytest.mark.parametrize(
+    ("engine", "outcome", "status"),
+    [("CountsSharedBlocksOnce", "xfailed", pytest.ExitCode.OK), ("Adapter", "failed", pytest.ExitCode.TESTS_FAILED)],
+)
+def test_an_expected_failure_must_fail(engine: str, outcome: str, status: int, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "fail.txt").write_text(f"somewhere/spec/conformance/{FORKS}  # counts\n")
+    options = ["--conformance-max-examples", "5", "--conformance-xfails", "fail.txt"]
+    done = run("--engine", f"{FAULTY}:{engine}", "-k", "forks_share", *options)
+    assert (done.outcomes(), done.status) == ({FORKS: outcome}, status)
+
+
+@pytest.mark.parametrize("option", ["--conformance-skips", "--conformance-xfails"])
+def test_an_id_that_is_unknown_is_an_error(option: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text(f"{ORDER}\ntest_l2_scheduler.py::test_gone\n")
+    done = run("--engine", "reference:make_engine", option, "ids.txt")
+    assert done.status == pytest.ExitCode.USAGE_ERROR
+    assert f"{option} names test_l2_scheduler.py::test_gone, and there is no such test" in done.output
+
+
+def test_a_test_that_is_to_be_skipped_is_not_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "skip.txt").write_text(ORDER)
+    done = run("--engine", "reference:make_engine", "--conformance-skips", "skip.txt", "-k", "in_their_order")
+    assert done.outcomes() == {ORDER: "skipped"}
+
+
+def test_the_ids_of_the_tests_are_those_that_were_published(run: Run) -> None:
+    """Somebody's lists of skips and of expected failures name them: an id is added here, and never changed."""
+    done = run("--conformance-max-examples", "1")
+    assert set(done.tests) >= set((Path(__file__).parent / "published_ids.txt").read_text().split())
+    assert {test["outcome"] for test in done.tests.values()} == {"skipped"}

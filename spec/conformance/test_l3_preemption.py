@@ -1,0 +1,33 @@
+"""Level L3: who gives way when memory is short, and how he comes back."""
+
+from collections.abc import Callable
+
+import pytest
+
+from spec.engine import Capability as Can
+
+Drive = Callable[..., None]
+
+
+@pytest.mark.conformance_requires(Can.PREEMPTION)
+def test_a_preempted_request_is_computed_again(drive_engine: Drive) -> None:
+    drive_engine(Can.PREEMPTION, Can.CHUNKED_PREFILL, Can.ABORT, preempts=True)
+
+
+@pytest.mark.conformance_requires(Can.PREEMPTION, Can.FORK, Can.COPY_ON_WRITE)
+def test_a_request_with_forks_gives_way_as_a_whole(drive_engine: Drive) -> None:
+    drive_engine(Can.PREEMPTION, Can.FORK, Can.COPY_ON_WRITE, preempts=True)
+
+
+@pytest.mark.conformance_requires(Can.PREEMPTION, Can.SWAP)
+def test_a_preempted_request_moves_to_host_memory(drive_engine: Drive) -> None:
+    drive_engine(Can.PREEMPTION, Can.SWAP, Can.CHUNKED_PREFILL, preempts=True)
+
+
+@pytest.mark.conformance_requires(Can.PREEMPTION, Can.PREFIX_CACHE)
+def test_a_preempted_request_finds_its_prefix(drive_engine: Drive) -> None:
+    drive_engine(Can.PREEMPTION, Can.PREFIX_CACHE, Can.CHUNKED_PREFILL, preempts=True)
+
+
+def test_everything_that_is_declared_works_together(drive_engine: Drive) -> None:
+    drive_engine(*Can)
