@@ -89,7 +89,8 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
         try:
             pool = place.arrive(make)
         except Differs as difference:
-            found.fault = Fault(place.path[:-1], place.path[-1], str(difference), difference.rule)
+            last = place.path[-1] if place.path else Move("snapshot")
+            found.fault = Fault(place.path[:-1], last, str(difference), difference.rule)
             return found
         for move in mistakes(place.state, scope):
             found.num_operations += 1

@@ -155,8 +155,8 @@ def walk_pool(hunt: Hunt, make: PoolFactory, scope: Scope) -> None:
         state = cast(JudgedPool, recorder.judged).state
         is_mistake = found.fault.move in list(mistakes(state, scope))
         recorder.tell(Call("mistake" if is_mistake else "call", (found.fault.move,)))
-    except FAILURES:
-        pass
+    except (*FAILURES, ValueError):
+        pass  # noted, or a pool that is not the same twice
     if hunt.failed is None:
         hunt.note(made[0].guard.fault or Differs(found.fault.sentence, found.fault.rule))
     if hunt.failed is not None:
