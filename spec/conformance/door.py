@@ -4,7 +4,7 @@ from spec.conformance.guard import CALL_LIMIT_S, GuardedEngine, GuardedPool
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import next_token
 from spec.conformance.pools import JudgedPool
-from spec.engine import EngineFactory, PoolFactory
+from spec.engine import Capability, EngineFactory, PoolFactory
 from spec.vocabulary import Config
 
 
@@ -20,12 +20,22 @@ def judged_pool(make: PoolFactory, config: Config, limit_s: float = CALL_LIMIT_S
 
 
 def all_end(judged: JudgedEngine) -> bool:
-    """Whether every request ends when steps are made and nothing else: in as many steps as one token a step takes, and
-    as many more for each preemption that there can be."""
-    requests = judged.state.requests.values()
+    """Whether every request ends when steps are made and nothing else, and the engine then holds nothing: in as many
+    steps as one token a step takes, and as many more for each preemption that there can be."""
+    requests, profile = judged.state.requests.values(), judged.engine.profile
     left = sum(len(r.seq_ids) * (len(r.prompt) + 2 * r.max_tokens) for r in requests)
-    for _ in range((left + 1) * (len(requests) + 1)):
-        if not judged.state.requests:
+    for _ in range((left + 1) * (len(requests) + 1) + 2):
+        if not judged.state.requests and not judged.state.flights:
             break
-        judged.step(next_token)
-    return not judged.state.requests
+        if not profile.can(Capability.OVERLAP):
+            judged.step(next_token)
+            continue
+        while len(judged.state.flights) < 2:
+            flights = len(judged.state.flights)
+            judged.begin_step()
+            if len(judged.state.flights) == flights:
+                break
+        judged.end_step(next_token)
+    state, num_usable = judged.state, judged.config.num_blocks - profile.num_reserved_blocks
+    is_idle = not state.requests and not state.flights
+    return is_idle and len(state.free) >= num_usable and len(state.host_free) >= judged.config.num_host_blocks

@@ -116,6 +116,7 @@ class Guard:
         self.limit_s = limit_s
         self.profile: Profile | None = None
         self.fault: AdapterFault | None = None
+        self.in_flight = False
         self._shown: deque[tuple[object, State]] = deque(maxlen=2)
 
     def blame(self, method: str, sentence: str) -> AdapterFault:
@@ -168,6 +169,9 @@ class Guard:
             raise self.blame("snapshot", "it shows cached blocks, and the profile does not declare PREFIX_CACHE")
         if state.host_tables and not self.can(Capability.SWAP):
             raise self.blame("snapshot", "it shows tables in host memory, and the profile does not declare SWAP")
+        if state.flights and not self.can(Capability.OVERLAP):
+            raise self.blame("snapshot", "it shows a step in flight, and the profile does not declare OVERLAP")
+        self.in_flight = bool(state.flights)
         self._shown.append((originals[-1], state))
         return state
 
@@ -254,17 +258,31 @@ class GuardedEngine(_Guarded):
         return cast(Admission, answer)
 
     def step(self, token_source: TokenSource) -> StepReport:
-        guard = self.guard
+        return self._reported("step", self._asking("step", token_source), refuses=self.guard.in_flight)
+
+    def begin_step(self) -> StepReport:
+        return self._reported("begin_step", refuses=True)
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        return self._reported("end_step", self._asking("end_step", token_source))
+
+    def _reported(self, method: str, *arguments: object, refuses: bool = False) -> StepReport:
+        answer = self.guard.call(method, StepReport, lambda: self._method(method)(*arguments), refuses=refuses)
+        report = cast(StepReport, answer)
+        self.guard.declared(method, (*report.device, *report.preempted))
+        return report
+
+    def _asking(self, method: str, token_source: TokenSource) -> TokenSource:
+        """The same source, for whoever asks properly."""
 
         def ask(seq: SeqId, tokens: Prefix) -> Token:
             if type(seq) is not int or not isinstance(tokens, tuple) or any(type(token) is not int for token in tokens):
                 asked = f"({shown(seq)}, {shown(tokens)})"
-                raise guard.blame("step", f"it asks for a token with {asked}, it must be a sequence and its tokens")
+                sentence = f"it asks for a token with {asked}, it must be a sequence and its tokens"
+                raise self.guard.blame(method, sentence)
             return token_source(seq, tokens)
 
-        report = cast(StepReport, guard.call("step", StepReport, lambda: self._method("step")(ask)))
-        guard.declared("step", (*report.device, *report.preempted))
-        return report
+        return ask
 
     def abort(self, request_id: RequestId) -> None:
         self.guard.call("abort", type(None), lambda: self._method("abort")(request_id))

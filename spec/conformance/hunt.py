@@ -1,6 +1,6 @@
 """A hunt: stories by the hundred until one ends badly; then the shortest one that ends in the same way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -23,7 +23,13 @@ from spec.scope import Scope
 from spec.vocabulary import AdmissionRule, Config
 
 NUM_STEPS = 30
-TOOK, NEVER_ENDS = "assert not CALL", "assert all_end(judged)"
+NO_END = "assert all_end(judged)"
+WRONG: Mapping[str, Callable[[object], bool]] = {
+    "assert not CALL": bool,
+    "assert CALL is None": lambda answer: answer is not None,
+    "assert CALL is not None": lambda answer: answer is None,
+}
+"""What must hold of the answer of the last call, as Python, and whether it does not."""
 FAILURES = (RuleViolation, AdapterFault, Differs)
 
 
@@ -77,7 +83,7 @@ class Hunt:
         try:
             run_state_machine_as_test(machine, settings=tier)
         except AssertionError as error:
-            self.note(Differs(str(error), check=NEVER_ENDS if "never end" in str(error) else TOOK))
+            self.note(Differs(str(error), check=_check(str(error))))
         except Flaky as error:
             name = self.target.call.__name__
             self.note(AdapterFault(name, f"the same calls lead elsewhere when they are made again: {error}"))
@@ -98,14 +104,24 @@ class Hunt:
             recorder = again.begin(config)
             answers = [recorder.tell(call) for call in calls]
             if isinstance(why, Differs):
-                took = why.check == TOOK and bool(answers[-1]) and calls[-1] == self.failed.story[-1].call
-                if took or (why.check == NEVER_ENDS and not all_end(cast(JudgedEngine, recorder.judged))):
+                is_same = why.check in WRONG and calls[-1] == self.failed.story[-1].call
+                is_wrong = is_same and WRONG[why.check](answers[-1])
+                if is_wrong or (why.check == NO_END and not all_end(cast(JudgedEngine, recorder.judged))):
                     again.note(why)
         except FAILURES:
             pass
         except ValueError:  # without a call before it, this one makes no sense
             return None
         return again.failed
+
+
+def _check(sentence: str) -> str:
+    """What the machine found wrong, as Python that must hold."""
+    if "never end" in sentence or "have ended" in sentence:
+        return NO_END
+    if "a step began" in sentence:
+        return "assert CALL is None"
+    return "assert CALL is not None" if "did not begin" in sentence else "assert not CALL"
 
 
 def hunt_engine(hunt: Hunt, profile: Profile, max_examples: int, name: str) -> None:

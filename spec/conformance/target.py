@@ -27,6 +27,7 @@ METHODS: Mapping[Kind, Mapping[Capability | None, tuple[str, ...]]] = {
         Capability.FORK: ("fork",),
         Capability.ABORT: ("abort",),
         Capability.PREFIX_CACHE: ("reset_cache",),
+        Capability.OVERLAP: ("begin_step", "end_step"),
     },
     Kind.POOL: {
         None: ("allocate", "append", "release", "snapshot"),

@@ -29,5 +29,10 @@ def test_a_preempted_request_finds_its_prefix(drive_engine: Drive) -> None:
     drive_engine(Can.PREEMPTION, Can.PREFIX_CACHE, Can.CHUNKED_PREFILL, preempts=True)
 
 
+@pytest.mark.conformance_requires(Can.PREEMPTION, Can.OVERLAP)
+def test_a_step_begins_while_another_one_runs(drive_engine: Drive) -> None:
+    drive_engine(Can.PREEMPTION, Can.OVERLAP, Can.CHUNKED_PREFILL, Can.ABORT, preempts=True)
+
+
 def test_everything_that_is_declared_works_together(drive_engine: Drive) -> None:
     drive_engine(*Can)

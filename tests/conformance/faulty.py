@@ -28,6 +28,12 @@ class Adapter:
     def step(self, token_source: TokenSource) -> StepReport:
         return self.engine.step(token_source)
 
+    def begin_step(self) -> StepReport:
+        return self.engine.begin_step()
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        return self.engine.end_step(token_source)
+
     def abort(self, request_id: RequestId) -> None:
         self.engine.abort(request_id)
 
