@@ -58,7 +58,7 @@ def test_a_preempted_request_waits_before_everybody_who_came_later() -> None:
 
 def test_a_plan_forgets_its_victim() -> None:
     state = follow(WAITING, Begin(1), Admit(0), Allocate(0, 1, (0,)), Preempt(0))
-    assert state.flights[1].scheduled == {}
+    assert state.flights[1].scheduled == {} and state.seqs[0].num_scheduled_tokens == 0
     assert state.flights[1].preempting
 
 
@@ -247,3 +247,19 @@ def test_a_step_that_preempted_once_stays_one_that_preempts() -> None:
     once = follow(FULL, Preempt(1), Submit(2))
     assert once.flights[2].preempting
     assert follow(once, Begin(3), Preempt(0)).flights[2].preempting
+
+
+def test_a_swapped_request_keeps_the_count_of_what_its_window_has_passed() -> None:
+    out = follow(FULL, SwapOut(1, (0,)))
+    slid = replace(out.seqs[1], num_computed_tokens=2, num_dropped_blocks=1)
+    kept = follow(replace(out, seqs={**out.seqs, 1: slid}), Preempt(1)).seqs[1]
+    assert (kept.num_computed_tokens, kept.num_dropped_blocks) == (2, 1)
+
+
+def test_every_preemption_of_a_request_counts() -> None:
+    assert follow(replace(FULL, num_preemptions={0: 4, 1: 2}), Preempt(1)).num_preemptions == {0: 4, 1: 3}
+
+
+def test_a_preempted_request_waits_behind_whoever_is_more_urgent() -> None:
+    carol = replace(BOB, request_id=2, seq_ids=(2,), priority=-1)
+    assert follow(FULL, Add(carol), Preempt(1)).waiting == (2, 1)

@@ -411,6 +411,14 @@ def test_sched_24_what_can_be_forked_is_not_refused() -> None:
     bites("SCHED-24")
 
 
+def test_sched_24_a_fork_without_output_or_in_mid_step_is_refused() -> None:
+    silent = follow(THREE_SEATS, Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0))
+    spoken = follow(silent, Append(0, (7,)), Complete(1))
+    allows("SCHED-24", silent, Refuse(Fork(0, 7)))
+    forbids("SCHED-24", spoken, Refuse(Fork(0, 7)))
+    allows("SCHED-24", spoken, Begin(2), Allocate(0, 1, (1,)), Refuse(Fork(0, 7)))
+
+
 def test_what_a_sequence_without_a_scheduler_does_is_its_callers_business() -> None:
     allows("SCHED-18", EMPTY, *stored(0, (5,), (0,)), Append(0, (6,)))
 
