@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from optimized.cli import specification, traces
+from optimized.cli import bench, specification, traces
 from optimized.cli.generate import generate
 from optimized.cli.guard import BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
 from optimized.cli.machine import doctor, kernels
@@ -25,6 +25,7 @@ app.command()(generate)
 app.command()(plan)
 app.command()(doctor)
 app.command()(kernels)
+app.add_typer(bench.app, name="bench")
 app.add_typer(specification.app, name="spec")
 app.add_typer(traces.app, name="trace")
 

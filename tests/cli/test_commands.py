@@ -223,3 +223,10 @@ def test_a_text_cannot_steer_the_terminal() -> None:
 
 def test_nothing_is_empty_before_something_came() -> None:
     assert Screen(["a"], 1).is_empty
+
+
+def test_bench_scheduler_answers_in_json_and_refuses_a_pool_that_is_too_small(run: Run) -> None:
+    facts = json.loads(run("bench", "scheduler", "--requests", "3", "--num-blocks", "512", "--json").stdout)
+    assert facts["engine"] == "kvproof-scheduler"
+    result = run("bench", "scheduler", "--num-blocks", "1")
+    assert (result.exit_code, result.stderr) == (2, "num_blocks is 1, it must be from 512 to 100000000\n")
