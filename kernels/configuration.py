@@ -17,6 +17,7 @@ from kernels.tile_shape import (
     COPY_TILE,
     DRAW_TILE,
     GATE_TILE,
+    SEARCH_TILE,
     TileShape,
     power_of_two,
     tile_shapes,
@@ -204,8 +205,9 @@ def _layer_call(c: Configuration) -> Call:
         }
         return Call(layer_kernel.rms_norm_kernel, arguments, constants, FUSION | {"num_warps": norm_warps(size)})
     if c.kernel == "draw_tokens":
-        arguments = [INT64, FLOAT32, FLOAT64, FLOAT64, INT64, VOCAB_SIZE, VOCAB_SIZE]
-        return Call(sampling_kernel.draw_tokens_kernel, arguments, {"TILE": DRAW_TILE}, FUSION | {"num_warps": 8})
+        arguments = [INT64, FLOAT32, FLOAT64, FLOAT64, INT64, FLOAT64, INT64, VOCAB_SIZE, VOCAB_SIZE]
+        tiles: dict[str, object] = {"TILE": DRAW_TILE, "SEARCH_TILE": SEARCH_TILE}
+        return Call(sampling_kernel.draw_tokens_kernel, arguments, tiles, FUSION | {"num_warps": 8})
     has_norm = c.kernel == "rotate_write_norm"
     norm = [t.data, t.data, 1e-6] if has_norm else [FLOAT32, FLOAT32, 0.0]
     arguments = [t.data, t.data, t.data, t.data, t.data, INT64, INT64, FLOAT32, *norm, 1 << 20]

@@ -153,8 +153,8 @@ def silu_mul_work(num_tokens: int, size: int, *, element_bytes: int) -> Work:
 
 
 def draw_tokens_work(num_samples: int, vocab_size: int) -> Work:
-    """The logits once; a temperature, a limit and a key read, a token written."""
-    return Work(num_samples * (vocab_size * 4 + 32))
+    """The logits once; a temperature, three limits and a key read, a token written."""
+    return Work(num_samples * (vocab_size * 4 + 48))
 
 
 def _triangle(number: int) -> int:

@@ -14,6 +14,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 COPY_TILE = 2048  # elements a program copies of one block: a wide load or two of 2 bytes each for every thread
 GATE_TILE = 1024  # elements a program computes of one row: one wide load of 2 bytes each for 128 threads
 DRAW_TILE = 2048  # tokens a turn of the sampler looks at
+SEARCH_TILE = 512  # tokens, each beside 16 candidates, a turn of its search looks at
 SPLIT_TOKENS = 1024  # a decode's keys are cut here, always counted from position 0
 
 

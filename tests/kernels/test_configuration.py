@@ -58,7 +58,7 @@ def launch(monkeypatch, c: Configuration) -> Recorder:
     if c.kernel == "draw_tokens":
         recorder = recorded(monkeypatch, sampling_launch, "draw_tokens_kernel")
         numbers = torch.zeros(1, dtype=torch.float64)
-        kernels.triton_draw_tokens(torch.zeros(1, VOCAB_SIZE), numbers, numbers, ids[:1])
+        kernels.triton_draw_tokens(torch.zeros(1, VOCAB_SIZE), numbers, numbers, ids[:1] * 0, numbers + 1, ids[:1])
         return recorder
     name = {"silu_mul": "silu_mul", "rms_norm": "rms_norm", "add_rms_norm": "rms_norm"}.get(c.kernel, "rotate_write")
     recorder = recorded(monkeypatch, layer_launch, f"{name}_kernel")

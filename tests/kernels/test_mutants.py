@@ -118,6 +118,13 @@ def draws() -> None:
     test_sampling.test_a_row_gets_the_token_of_the_definition(kernels.triton_draw_tokens, 5000)
 
 
+def filters() -> None:
+    test_sampling.test_a_border_is_between_tokens_whatever_the_others_do(kernels.triton_draw_tokens)
+    test_sampling.test_equals_are_counted_over_all_turns(kernels.triton_draw_tokens)
+    for num_levels in (2, 4):
+        test_sampling.test_of_equal_logits_at_the_border_the_lowest_ids_stay(kernels.triton_draw_tokens, num_levels)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """The source with ``old``, which is there once, replaced by ``new``; the check that must fail."""
@@ -249,9 +256,15 @@ SAMPLING = [
     Mutant("noise of another row", draws, "tl.load(keys_ptr + row)", "tl.load(keys_ptr)"),
     Mutant("noise in greedy rows", draws, "tl.where(is_greedy, 0.0, gumbel(key, ids))", "gumbel(key, ids)"),
     Mutant("shift too far", draws, "(z ^ (z >> 27))", "(z ^ (z >> 28))"),
-    Mutant("min_p before the temperature", draws, "largest.to(tl.float64) / divisor +", "largest.to(tl.float64) +"),
+    Mutant("min_p before the temperature", draws, "least = top +", "least = largest.to(tl.float64) +"),
     Mutant("last of equals", draws, "is_better = tile_best > best", "is_better = tile_best >= best"),
     Mutant("not a number drawn from", draws, "(num_nan == 0) & ", ""),
+    Mutant("one too few stays", filters, "limit - weight_above + weight_at - 1", "limit - weight_above"),
+    Mutant("every tie stays", filters, "is_at & (place <= num_ties)", "is_at"),
+    Mutant("ties counted from 0", filters, "place <= num_ties", "place < num_ties"),
+    Mutant("ties of one turn only", filters, "num_seen += tl.sum(is_at.to(tl.int64), 0)", "num_seen += 0"),
+    Mutant("two zeros", filters, "(logit + 0.0).to(tl.int32", "logit.to(tl.int32"),
+    Mutant("top_p of all that was there", filters, "tl.minimum(num_ties, stays), stays)", "num_ties, stays)"),
 ]
 
 
@@ -308,6 +321,8 @@ def test_a_sabotaged_draw_is_caught(mutant, monkeypatch, tmp_path):
 CHECKS = {mutant.check.__name__: mutant.check for mutant in ATTENTION + CACHE + LAYER + SAMPLING}
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "filters" else name for name in CHECKS]
+)
 def test_the_check_passes_on_the_kernel_itself(name):
     CHECKS[name]()

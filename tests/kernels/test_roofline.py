@@ -140,11 +140,13 @@ def test_what_a_layer_does_around_attention_touches_what_is_counted():
 
 
 def test_a_draw_touches_what_is_counted():
-    numbers, more, keys = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64), torch.arange(2)
+    ones, zeros = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    top_ks, top_ps, keys = torch.tensor([0, 3]), torch.tensor([0.5, 1.0], dtype=torch.float64), torch.arange(2)
     logits = torch.zeros(2, 100)
     with Watch() as watch:
-        out = kernels.triton_draw_tokens(logits, numbers, more, keys)
-    assert touched(watch, logits, numbers, more, keys, out) == roofline.draw_tokens_work(2, 100).bytes
+        out = kernels.triton_draw_tokens(logits, ones, zeros, top_ks, top_ps, keys)
+    floor = roofline.draw_tokens_work(2, 100).bytes
+    assert touched(watch, logits, ones, zeros, top_ks, top_ps, keys, out) == floor
 
 
 def test_the_floor_is_the_slower_of_the_two_limits():
