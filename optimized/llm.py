@@ -353,14 +353,13 @@ class LLM:
             self._seqs.clear()
             raise
         for request_id in outcome.preempted:
-            if request_id in self._open:  # a core that cannot end one sequence goes on with it unheard
-                self._open[request_id].num_preemptions += 1
+            self._open[request_id].num_preemptions += 1
         touched: dict[RequestId, OpenRequest] = {}
         ends: dict[SeqId, FinishReason] = dict(outcome.finished)
         for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
             request = self._seqs.get(seq_id)
             if request is None or request.outputs[seq_id].finish_reason is not None:
-                continue  # released, and its core goes on all the same
+                continue  # its request has just ended, by what went wrong with another sequence of it
             output = request.outputs[seq_id]
             try:
                 output.take(token, ends.get(seq_id), self._named(outcome.logprobs.get(seq_id)))

@@ -29,6 +29,7 @@ from spec.vocabulary import (
     Fork,
     Read,
     Refuse,
+    Release,
     Request,
     RequestId,
     Reset,
@@ -49,7 +50,6 @@ PROFILE = Profile(
             Capability.PREFIX_CACHE,
             Capability.PRIORITY,
             Capability.WINDOW,
-            Capability.ROLLBACK,
             Capability.ABORT,
             Capability.OVERLAP,
         }
@@ -164,6 +164,16 @@ class ReferenceEngine:
             for seq_id in self.roster.seqs_of(request_id):
                 self.scheduler.remove(seq_id)
             self._emit(Abort(request_id))
+        self._settled()
+
+    def release(self, seq_id: SeqId) -> None:
+        """End one sequence: its caller has enough of it. An unknown id is ignored. Raises ``InvalidRequest`` while the
+        request's other samples are still to be forked."""
+        if seq_id in self.roster.seqs:
+            if self.roster.unborn(self.roster.seqs[seq_id].request_id):
+                raise InvalidField("seq_id", seq_id, "a sequence whose request has all its samples")
+            self.scheduler.remove(seq_id)
+            self._emit(Release(seq_id))
         self._settled()
 
     def reset_cache(self) -> bool:

@@ -139,6 +139,10 @@ class ReferenceModelEngine:
         """Give a request up. An unknown or finished id is ignored."""
         self.engine.abort(request_id)
 
+    def release(self, seq_id: SeqId) -> None:
+        """End one sequence. An unknown id is ignored."""
+        self.engine.release(seq_id)
+
     def snapshot(self) -> State:
         return self.engine.snapshot()
 

@@ -3,9 +3,8 @@
 from copy import deepcopy
 from dataclasses import replace
 
-from reference.engine import PROFILE
 from reference.pool import BlockPool, blocks_needed, slots_of
-from spec.engine import Admission, InvalidField, Profile, UnknownId
+from spec.engine import Admission, Capability, EvictionOrder, InvalidField, Profile, UnknownId
 from spec.vocabulary import (
     Append,
     Begin,
@@ -35,6 +34,22 @@ from spec.vocabulary import (
 
 Answer = tuple[Event, ...] | Admission
 
+POOL_PROFILE = Profile(
+    name="reference",
+    capabilities=frozenset(
+        {
+            Capability.FORK,
+            Capability.COPY_ON_WRITE,
+            Capability.SWAP,
+            Capability.PREFIX_CACHE,
+            Capability.WINDOW,
+            Capability.ROLLBACK,
+            Capability.OVERLAP,
+        }
+    ),
+    eviction_order=EvictionOrder.LRU,
+)
+
 
 class SequencePool:
     """Block pool and sequences. Each operation first asks whether there is room, then does everything at once."""
@@ -46,7 +61,7 @@ class SequencePool:
 
     @property
     def profile(self) -> Profile:
-        return PROFILE
+        return POOL_PROFILE
 
     def clone(self) -> "SequencePool":
         """A pool of its own in the same state."""

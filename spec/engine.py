@@ -85,6 +85,23 @@ class Capability(Enum):
     OVERLAP = "overlap"
 
 
+POOL_CAPABILITIES = frozenset(
+    {
+        Capability.FORK,
+        Capability.COPY_ON_WRITE,
+        Capability.SWAP,
+        Capability.PREFIX_CACHE,
+        Capability.WINDOW,
+        Capability.ROLLBACK,
+        Capability.OVERLAP,
+    }
+)
+"""What a pool can declare: the others are a scheduler's."""
+
+ENGINE_CAPABILITIES = frozenset(Capability) - {Capability.ROLLBACK}
+"""What an engine can declare: only a pool's caller takes tokens back."""
+
+
 class Publication(Enum):
     """When a block becomes findable. At the schedule, whoever hits it must not read it before it is written;
     after the compute, it is whole from the start."""

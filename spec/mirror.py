@@ -208,8 +208,14 @@ class Mirror:
             return 0
         return sum(1 for i in request.seq_ids if i not in self.seqs)
 
+    def overlaps(self) -> bool:
+        """Whether a submitted step is in flight."""
+        return any(live.submitted for live in self.steps.values())
+
     def is_promised(self, seq: SeqId) -> bool:
-        """Whether a sequence that is still to be forked has this id."""
+        """Whether a sequence that is still to be forked has this id, or one that a step in flight computes."""
+        if any(seq in live.scheduled for live in self.steps.values()):
+            return True
         many = (request for request in self.requests.values() if len(request.seq_ids) > 1)
         return any(seq in request.seq_ids and self.num_unborn(request) for request in many)
 

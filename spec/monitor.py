@@ -159,7 +159,7 @@ class Monitor(Mirror):
         return True
 
     def _preempt(self, request_id: RequestId) -> bool:
-        if self.running[-1:] != [request_id] or self.config.admission_rule is AdmissionRule.NO_EVICT:
+        if self.running[-1:] != [request_id] or self.overlaps() or self.config.admission_rule is AdmissionRule.NO_EVICT:
             return False
         for seq in self.seqs_of[request_id]:
             self.give_back(reversed(self.tables.pop(seq, ())))

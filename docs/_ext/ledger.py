@@ -17,7 +17,7 @@ import optimized
 import reference
 from optimized.cli.specification import read_ledger
 from spec.corpus import CORPUS, NOT_USED, Coverage, Way
-from spec.engine import Capability
+from spec.engine import ENGINE_CAPABILITIES, POOL_CAPABILITIES, Capability
 from spec.ledger import Entry, Strength
 from spec.proofs.ledger import RULE_OF_GUARD
 from spec.vocabulary import Config
@@ -120,15 +120,21 @@ class AssumedRules(Words):
 
 
 class Capabilities(Words):
-    """What each engine declares, and what is off."""
+    """What each engine and each pool declares, what is off, and of what it can have no opinion."""
 
     def text(self) -> str:
-        profiles = [engine.make_engine(Config(num_blocks=4)).profile for engine in (reference, optimized)]
-        rows = [
-            (each.value.replace("_", " "), *("on" if profile.can(each) else "**off**" for profile in profiles))
-            for each in Capability
-        ]
-        return table(("capability", *(profile.name for profile in profiles)), rows, (40, 30, 30))
+        config, rows = Config(num_blocks=4), []
+        for each in Capability:
+            cells = []
+            for package in (reference, optimized):
+                for made, can_be in (
+                    (package.make_engine(config), ENGINE_CAPABILITIES),
+                    (package.make_pool(config), POOL_CAPABILITIES),
+                ):
+                    cells.append("on" if made.profile.can(each) else "**off**" if each in can_be else "\N{EN DASH}")
+            rows.append((each.value.replace("_", " "), *cells))
+        head = ("capability", "reference, engine", "reference, pool", "optimized, engine", "optimized, pool")
+        return table(head, rows, (28, 18, 18, 18, 18))
 
 
 class Story(SphinxDirective):

@@ -73,7 +73,7 @@ class ReferenceCore:
         self._engine.abort(request_id)
 
     def release(self, seq_id: SeqId) -> None:
-        """Nothing: the reference engine ends requests only, so the sequence goes on unheard."""
+        self._engine.release(seq_id)
 
     def stats(self) -> Stats:
         return Stats(

@@ -140,6 +140,19 @@ def test_the_reference_engine_says_the_same_by_the_same_steps(tiny: Checkpoint) 
     assert engines[0].stats().num_preemptions > 0
 
 
+def test_the_reference_engine_ends_a_sequence_at_a_stop_string(tiny: Checkpoint) -> None:
+    llm = LLM(tiny, block_size=4, num_gpu_blocks_override=30, make_core=ReferenceCore)
+    [whole] = llm.generate("hello", GREEDY)[0].outputs
+    stop = whole.text[4:6]
+    [output] = llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=12, stop=stop, ignore_eos=True))[
+        0
+    ].outputs
+    assert output.text == whole.text[: whole.text.index(stop)]
+    core = llm._core
+    assert isinstance(core, ReferenceCore)
+    assert not core._engine.has_work
+
+
 def test_an_engine_can_be_judged_while_it_answers(tiny: Checkpoint) -> None:
     followers: list[Follower] = []
 

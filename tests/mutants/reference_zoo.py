@@ -171,7 +171,7 @@ REFERENCE_ZOO = [
         _DEVICE,
         "    yield from plan.copies\n    yield from (write_of(scheduled) for scheduled in plan.scheduled)",
         "    yield from (write_of(scheduled) for scheduled in plan.scheduled)\n    yield from plan.copies",
-        "TABLE-2",
+        "TABLE-5",
         "B-069",
     ),
     _fault(
@@ -239,7 +239,7 @@ REFERENCE_ZOO = [
         "somebody is preempted for the last free block",
         _SCHEDULER,
         "while self.pool.num_free < self._blocks_to_take(draft, seq_id):",
-        "while self.pool.num_free <= self._blocks_to_take(draft, seq_id):",
+        "while self.pool.num_free - (not self.pool.flights) < self._blocks_to_take(draft, seq_id):",
         "PREEMPT-5",
         "B-125",
     ),
@@ -430,7 +430,7 @@ REFERENCE_ZOO = [
         "            self.plans.reverse()\n            plan = self.scheduler.live_part(self.plans[0])\n",
         "ATTN-4",
         "B-089",
-        _CHUNKED,
+        _ROOMY,
     ),
     _fault(
         "somebody is preempted while a step in flight computes for them",

@@ -22,6 +22,7 @@ from spec.vocabulary import (
     Preempt,
     Read,
     Refuse,
+    Release,
     Request,
     Submit,
     Write,
@@ -266,6 +267,19 @@ def test_a_cache_of_one_block_serves_one_request_after_the_other() -> None:
     for i in range(3):
         engine.add(request(i, (1, 0), 3))
     assert outputs(run_to_the_end(engine)).keys() == {0, 1, 2}
+
+
+def test_a_sequence_can_be_ended_alone() -> None:
+    engine, follower = followed(SMALL)
+    engine.add(request(0, (1, 0, 1), 4, (0, 1)))
+    with pytest.raises(InvalidField, match="seq_id is 0, it must be a sequence whose request has all its samples"):
+        engine.release(0)
+    engine.step(next_token)
+    engine.release(0)
+    engine.release(99)
+    assert list(engine.snapshot().seqs) == [1]
+    assert outputs(run_to_the_end(engine)).keys() == {1}
+    assert [event for event in follower.trace if isinstance(event, Release)] == [Release(0)]
 
 
 def test_abort_while_waiting_and_while_running_gives_everything_back() -> None:

@@ -211,3 +211,12 @@ def test_a_copy_that_comes_after_the_writes_of_its_step_is_noticed() -> None:
     with pytest.raises(RuleViolation) as raised:
         engine.end_step(next_token)
     assert raised.value.rule.id == "TABLE-5"
+
+
+def test_a_sequence_in_flight_can_be_ended_alone() -> None:
+    engine = ReferenceEngine(SMALL)
+    engine.add(request(0, (1,), 4, (0, 1)))
+    engine.step(next_token)
+    engine.begin_step()
+    engine.release(0)
+    assert [event.seq for event in engine.end_step(next_token).emitted] == [1]

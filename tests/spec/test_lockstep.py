@@ -32,9 +32,8 @@ POOLS: dict[str, PoolFactory] = {"reference": reference.make_pool, "optimized": 
 
 
 def can_be_driven(make: PoolFactory, scope: Scope) -> bool:
-    """Whether the pool has what the scope needs. That two steps overlap is the engine's affair: both pools submit."""
-    lacking = needs(scope) - make(scope.config).profile.capabilities
-    return {capability.name for capability in lacking} <= {"OVERLAP"}
+    """Whether the pool has what the scope needs."""
+    return needs(scope) <= make(scope.config).profile.capabilities
 
 
 def sentence_of(found: Lockstep) -> str:
