@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from optimized.async_llm import AsyncLLM, EngineBusy, EngineStopped
+    from optimized.beam_search import BeamSearchParams
     from optimized.engine import EngineCore, make_engine
     from optimized.llm import LLM
     from optimized.outputs import CompletionOutput, OutputKind, RequestOutput
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineBusy",
     "EngineCore",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "BeamSearchParams": "beam_search",
     "LLM": "llm",
     "AsyncLLM": "async_llm",
     "CompletionOutput": "outputs",

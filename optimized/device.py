@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from optimized.plan import Plan
-from spec.vocabulary import Token
+from spec.vocabulary import SeqId, Token
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,17 @@ class Failure:
     reason: str
 
 
-Sampled: TypeAlias = Token | Failure
+@dataclass(frozen=True)
+class Branches:
+    """A sequence goes on in several ways, or in none: it ends if there is none, and all but the first are forked from it.
+
+    The first has its own id, the others new ones.
+    """
+
+    tokens: tuple[tuple[SeqId, Token], ...]
+
+
+Sampled: TypeAlias = Token | Failure | Branches
 
 
 class Device(Protocol):

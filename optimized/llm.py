@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
-from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput
+from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
 from optimized.sampling import Logprob, SamplingParams, derived_seed
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Config, FinishReason, Policy, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from optimized.beam_search import BeamSearch, BeamSearchParams
 
 Prompt: TypeAlias = str | Sequence[Token] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": token ids}``."""
@@ -122,6 +124,57 @@ class LLM:
             return self._read_chat(conversation, add_generation_prompt)
 
         return self._run(_conversations_of(messages), read, sampling_params, use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """The likeliest answers to every prompt, ``params.beam_width`` of them, the best first.
+
+        ``cumulative_logprob`` is the sum that its score is made of. If one prompt is invalid, nothing is done.
+        """
+        from optimized.beam_search import Searches
+
+        if self._open:
+            raise InvalidRequest(
+                f"{len(self._open)} requests are unfinished: step until they are done, or abort them, before this"
+            )
+        if params.beam_width > self._core.config.max_num_seqs:
+            limit = f"at most max_num_seqs ({self._core.config.max_num_seqs})"
+            raise InvalidField("beam_width", params.beam_width, limit)
+        read, first = [self._read(prompt) for prompt in _prompts_of(prompts)], self._num_requests
+        self._num_requests += len(read)
+        searches = Searches(self._core, params, self._next_seq_id)
+        with _progress_bar(len(read), use_tqdm) as bar:
+            ends = self.checkpoint.config.eos_token_ids
+            found = searches.run([ids for _, ids in read], first, ends, bar.update)
+        return [
+            self._found(str(first + index), *prompt, search)
+            for index, (prompt, search) in enumerate(zip(read, found, strict=True))
+        ]
+
+    def _next_seq_id(self) -> SeqId:
+        self._num_seqs += 1
+        return self._num_seqs - 1
+
+    def _found(self, name: str, prompt: str | None, token_ids: list[Token], search: BeamSearch) -> RequestOutput:
+        """What a search found, in the shape of any other answer."""
+        tokenizer, outputs = self.checkpoint.tokenizer, []
+        for index, answer in enumerate(search.results()):
+            shown = list(answer.token_ids[:-1] if answer.is_ended else answer.token_ids)
+            text = "" if tokenizer is None else tokenizer.decode(shown)
+            reason = FinishReason.STOP if answer.is_ended else FinishReason.LENGTH
+            outputs.append(
+                CompletionOutput(
+                    index,
+                    text,
+                    list(answer.token_ids),
+                    reason.value,
+                    cumulative_logprob=answer.log_probability,
+                )
+            )
+        if search.failure is not None:
+            outputs = [CompletionOutput(0, "", [], "error", search.failure)]
+        return RequestOutput(name, prompt, token_ids, outputs, finished=True)
 
     def chat_prompt(self, messages: Conversation, add_generation_prompt: bool = True) -> Prompt:
         """A conversation as a prompt for ``add_request``."""

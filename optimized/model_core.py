@@ -19,6 +19,7 @@ from spec.vocabulary import Config, InvalidConfig, Policy, Recovery, Request, Re
 if TYPE_CHECKING:
     import torch
 
+    from optimized.beam_search import BeamSearch
     from optimized.llama import LlamaModel
     from optimized.sampling import SamplingParams
 
@@ -168,6 +169,10 @@ class ModelCore(Protocol):
         """Let a request wait; each of its sequences is sampled with these parameters and this seed."""
         ...
 
+    def add_beams(self, request: Request, search: BeamSearch) -> None:
+        """Let a request wait whose sequences are the beams of a search."""
+        ...
+
     def step(self) -> Outcome:
         """One step. If it raises, whoever drives it forgets every request."""
         ...
@@ -229,6 +234,10 @@ class TorchCore:
             self.device.sampling[seq_id] = SeqSampling(
                 params, seed, ordinal, len(request.prompt), request.stop_token_ids, bad_words
             )
+
+    def add_beams(self, request: Request, search: BeamSearch) -> None:
+        self.core.add(request)
+        self.device.beams.update(dict.fromkeys(request.seq_ids, search))
 
     def step(self) -> Outcome:
         if not self.core.has_work:

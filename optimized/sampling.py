@@ -95,29 +95,29 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._settle_lists()
-        _demand_integer("n", self.n, 1, MAX_SAMPLES)
-        _demand_number("temperature", self.temperature, 0.0, math.inf)
+        demand_integer("n", self.n, 1, MAX_SAMPLES)
+        demand_number("temperature", self.temperature, 0.0, math.inf)
         if 0.0 < self.temperature < MIN_TEMPERATURE or self.temperature == math.inf:
             raise InvalidField("temperature", self.temperature, f"0, or finite and at least {MIN_TEMPERATURE}")
-        _demand_number("top_p", self.top_p, 0.0, 1.0)
+        demand_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidField("top_p", self.top_p, "more than 0 and at most 1")
         if self.top_k != -1:
-            _demand_integer("top_k", self.top_k, 0, 1 << 31)
-        _demand_number("min_p", self.min_p, 0.0, 1.0)
+            demand_integer("top_k", self.top_k, 0, 1 << 31)
+        demand_number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _demand_integer("seed", self.seed, 0, MASK)
+            demand_integer("seed", self.seed, 0, MASK)
         most = MAX_TOKEN_ID
         if self.max_tokens is not None:
-            _demand_integer("max_tokens", self.max_tokens, 1, most)
+            demand_integer("max_tokens", self.max_tokens, 1, most)
             most = self.max_tokens
-        _demand_integer("min_tokens", self.min_tokens, 0, most)
+        demand_integer("min_tokens", self.min_tokens, 0, most)
         for penalty in ("presence_penalty", "frequency_penalty"):
-            _demand_number(penalty, getattr(self, penalty), -2.0, 2.0)
-        _demand_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+            demand_number(penalty, getattr(self, penalty), -2.0, 2.0)
+        demand_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         for count in ("logprobs", "prompt_logprobs"):
             if getattr(self, count) is not None:
-                _demand_integer(count, getattr(self, count), 0, MAX_LOGPROBS)
+                demand_integer(count, getattr(self, count), 0, MAX_LOGPROBS)
         for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidField(flag, getattr(self, flag), "True or False")
@@ -144,7 +144,7 @@ class SamplingParams:
             token_ids = () if given is None and field == "stop_token_ids" else given
             _demand_list(field, token_ids, most)
             for token_id in token_ids:
-                _demand_integer(field, token_id, 0, MAX_TOKEN_ID)
+                demand_integer(field, token_id, 0, MAX_TOKEN_ID)
             object.__setattr__(self, field, tuple(token_ids))
         if self.allowed_token_ids == ():
             raise InvalidField("allowed_token_ids", [], "at least one token id, or None for all")
@@ -187,8 +187,8 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise InvalidField("logit_bias", given, "an object from token ids to numbers")
-        _demand_integer("logit_bias", pair[0], 0, MAX_TOKEN_ID)
-        _demand_number("logit_bias", pair[1], -MAX_BIAS, MAX_BIAS)
+        demand_integer("logit_bias", pair[0], 0, MAX_TOKEN_ID)
+        demand_number("logit_bias", pair[1], -MAX_BIAS, MAX_BIAS)
     return tuple((token_id, float(bias)) for token_id, bias in pairs)
 
 
@@ -197,12 +197,14 @@ def _demand_list(field: str, value: Any, most: int) -> None:
         raise InvalidField(field, value, f"a list of at most {most}")
 
 
-def _demand_integer(field: str, value: Any, least: int, most: int) -> None:
+def demand_integer(field: str, value: Any, least: int, most: int) -> None:
+    """Raise ``InvalidField`` unless the value is a whole number within these limits."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidField(field, value, f"a whole number from {least} to {most}")
 
 
-def _demand_number(field: str, value: Any, least: float, most: float) -> None:
+def demand_number(field: str, value: Any, least: float, most: float) -> None:
+    """Raise ``InvalidField`` unless the value is a number within these limits."""
     # Written so that NaN, which compares false with everything, is refused.
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise InvalidField(field, value, f"a number from {least:g} to {most:g}")
@@ -314,12 +316,12 @@ class Logprob:
 
 def logprob(logits: npt.NDArray[np.float32], token_id: int) -> float:
     """The logarithm of a token's probability under logits ``[vocab_size]``, before temperature and filters."""
-    return float(_log_softmax(logits)[token_id])
+    return float(log_softmax(logits)[token_id])
 
 
 def logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: int) -> dict[int, Logprob]:
     """The chosen token's, then those of the ``num_top`` likeliest, of equal ones the lowest ids. O(vocabulary)."""
-    logs = _log_softmax(logits)
+    logs = log_softmax(logits)
     rank = int((logs >= logs[token_id]).sum())
     found = {token_id: Logprob(float(logs[token_id]), rank)}
     if num_top == 0:
@@ -333,7 +335,8 @@ def logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: int) -> di
     return found
 
 
-def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """The logarithms of the probabilities of all tokens, ``[vocab_size]``, before temperature and filters."""
     wide = logits.astype(np.float64)
     wide -= wide.max()
     wide -= np.log(np.exp(wide).sum())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from optimized.admission import may_admit, may_fork
 from optimized.counters import Counters
-from optimized.device import Failure, Sampled
+from optimized.device import Branches, Failure, Sampled
 from optimized.door import check_fork, check_request, room_for_fork
 from optimized.placement import longest_hit, must_copy, num_blocks_to_place, num_passed_blocks
 from optimized.plan import BlockCopy, Plan, Swap, computed_by, decode_batch, mixed_batch
@@ -339,12 +339,14 @@ class Scheduler:
         self._compute(step)
         if self.config.window is not None:
             self._slide(step, self.config.window)
-        tokens = [token for token in sampled if not isinstance(token, Failure)]
+        tokens = [token for token in sampled if not isinstance(token, Failure | Branches)]
         outcome = Outcome(plan.sample_seq_ids, tokens, preempted=step.preempted)
         if len(tokens) < len(sampled):
             self._end_failed(plan, sampled, outcome)
         if self._promised:
             self._fork_samples(step, outcome)
+        if len(tokens) < len(sampled):
+            self._branch(plan, sampled, outcome)
         self._append(outcome)
         self.pool.drop_holds(step.holds)
         if self._emit is not None:
@@ -393,7 +395,7 @@ class Scheduler:
                 if seq_id in failures and not self._is_new(seq_id):
                     outcome.failed.append((request.request.request_id, failures[seq_id]))
                     self._end_request(request)
-        left = [(i, token) for i, token in pairs if not isinstance(token, Failure) and not self._is_new(i)]
+        left = [(i, token) for i, token in pairs if not isinstance(token, Failure | Branches) and not self._is_new(i)]
         outcome.seq_ids, outcome.tokens = [i for i, _ in left], [token for _, token in left]
 
     def _fork_samples(self, step: StepInFlight, outcome: Outcome) -> None:
@@ -407,6 +409,21 @@ class Scheduler:
                 for child_id in children:
                     self._fork(seq, child_id)
                     outcome.forked.append((seq.seq_id, child_id))
+
+    def _branch(self, plan: Plan, sampled: Sequence[Sampled], outcome: Outcome) -> None:
+        """Sequences that go on in no way end, so that there are seats; then the others are forked as often as they must."""
+        pairs = list(zip(plan.sample_seq_ids, sampled, strict=True))
+        branches = [(i, each.tokens) for i, each in pairs if isinstance(each, Branches) and i in self.seqs]
+        for seq_id, tokens in branches:
+            if not tokens:
+                self._release(self.seqs[seq_id])
+        for seq_id, tokens in branches:
+            for child_id, _ in tokens[1:]:
+                self._fork(self.seqs[seq_id], child_id)
+                self._seats_taken += 1
+                outcome.forked.append((seq_id, child_id))
+        outcome.seq_ids = [*outcome.seq_ids, *(i for _, tokens in branches for i, _ in tokens)]
+        outcome.tokens = [*outcome.tokens, *(token for _, tokens in branches for _, token in tokens)]
 
     def _append(self, outcome: Outcome) -> None:
         """The tokens come to the ends of their sequences; a sequence at its end gives its blocks back."""
@@ -448,9 +465,12 @@ class Scheduler:
             return
         if self.flights or seq.request.num_unborn:
             raise InvalidField("seq_id", seq_id, "a sequence with output, between two steps")
+        self._release(seq)
+
+    def _release(self, seq: LiveSeq) -> None:
         self._end_seq(seq)
         if self._emit is not None:
-            self._emit(Release(seq_id))
+            self._emit(Release(seq.seq_id))
         self._forget_ended()
 
     def reset_cache(self) -> bool:

@@ -9,10 +9,12 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kernels import AttentionPlan, copy_blocks, plan_attention
+from optimized.beam_search import BeamSearch
 from optimized.device import Failure, Sampled
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
@@ -64,6 +66,8 @@ class TorchDevice:
         self.config = config
         self.tokens_of = tokens_of
         self.sampling: dict[SeqId, SeqSampling] = {}
+        self.beams: dict[SeqId, BeamSearch] = {}
+        """The searches, by each sequence of theirs."""
         self.logits: Tensor | None = None
         self.logprobs: dict[SeqId, Logprobs] = {}
         self.prompt_logprobs: dict[SeqId, dict[int, Logprobs]] = {}
@@ -165,7 +169,24 @@ class TorchDevice:
         for seq_id, logits_of_row, token, draw in zip(plan.sample_seq_ids, rows, sampled, draws, strict=True):
             if draw.params.logprobs is not None and not isinstance(token, BadLogits):
                 self.logprobs[seq_id] = logprobs(logits_of_row, token, draw.params.logprobs)
-        return [Failure(str(token)) if isinstance(token, BadLogits) else token for token in sampled]
+        answers: list[Sampled] = [Failure(str(each)) if isinstance(each, BadLogits) else each for each in sampled]
+        if self.beams:
+            self._choose_beams(plan, rows, answers)
+        return answers
+
+    def _choose_beams(self, plan: Plan, rows: npt.NDArray[np.float32], answers: list[Sampled]) -> None:
+        """The answers of sequences that are beams, each search for all of its own; new beams are known from here on."""
+        of_search: dict[int, dict[SeqId, int]] = {}
+        for index, seq_id in enumerate(plan.sample_seq_ids):
+            if seq_id in self.beams:
+                of_search.setdefault(id(self.beams[seq_id]), {})[seq_id] = index
+        for indices in of_search.values():
+            search = self.beams[next(iter(indices))]
+            for seq_id, answer in search.choose({i: rows[index] for i, index in indices.items()}).items():
+                answers[indices[seq_id]] = answer
+                del self.beams[seq_id]
+            if search.is_open:
+                self.beams.update(dict.fromkeys(search.beams, search))
 
     def _read_prompts(self, plan: Plan, hidden_states: Tensor) -> None:
         """What the model thinks of the prompts that ask for it: of each token, given those before it."""

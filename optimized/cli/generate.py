@@ -16,7 +16,7 @@ from optimized.cli.printing import JsonOption, print_json
 from optimized.cli.watch import SelfCheck, Watch
 
 if TYPE_CHECKING:
-    from optimized.llm import LLM
+    from optimized.llm import LLM, Prompt
     from optimized.outputs import RequestOutput
 
 MAX_TOKENS = 128
@@ -40,6 +40,9 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that have this probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest tokens, 0 for all.")] = 0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this part of the likeliest one.")] = 0.0,
+    beam_width: Annotated[
+        int | None, typer.Option(help="Search so many beams, and show the likeliest whole answers, best first.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     as_json: JsonOption = False,
     num_gpu_blocks_override: Annotated[
@@ -80,6 +83,8 @@ def generate(
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
     params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
+    if beam_width is not None and (n != 1 or not params.greedy):
+        raise InvalidConfig("beam_width", beam_width, "without n and temperature: a search has its own answers")
     engine_args: dict[str, Any] = {  # the values of LLM's parameters
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
@@ -96,11 +101,14 @@ def generate(
     with Watch(engine, self_check, trace) as watch:
         llm = _load(model, engine_args, watch)
         requests = [prompt if raw else llm.chat_prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
-        for index, request in enumerate(requests):
-            most = max_tokens if max_tokens is not None else min(MAX_TOKENS, llm.max_tokens_left(request, n))
-            llm.add_request(str(index), request, replace(params, max_tokens=most))
         loaded = time.perf_counter()
-        done = _collect(llm, len(prompts), params.n) if as_json else _stream(llm, prompts, params.n, engine)
+        if beam_width is not None:
+            done = _search(llm, prompts, requests, beam_width, max_tokens, as_json)
+        else:
+            for index, request in enumerate(requests):
+                most = max_tokens if max_tokens is not None else min(MAX_TOKENS, llm.max_tokens_left(request, n))
+                llm.add_request(str(index), request, replace(params, max_tokens=most))
+            done = _collect(llm, len(prompts), params.n) if as_json else _stream(llm, prompts, params.n, engine)
     seconds = time.perf_counter() - loaded
     if as_json:
         facts = {
@@ -127,6 +135,22 @@ def _load(model: str | None, engine_args: dict[str, Any], watch: Watch) -> LLM:
     if watch.engine == "reference":
         watching["make_core"] = ReferenceCore
     return LLM(model, **engine_args, **watching)
+
+
+def _search(
+    llm: LLM, prompts: Sequence[str], requests: Sequence[Prompt], width: int, max_tokens: int | None, as_json: bool
+) -> list[RequestOutput]:
+    """The best answers of each search."""
+    from optimized.beam_search import BeamSearchParams
+    from optimized.cli.screen import Screen
+
+    most = [max_tokens or min(MAX_TOKENS, llm.max_tokens_left(request, width)) for request in requests]
+    done = llm.beam_search(list(requests), BeamSearchParams(beam_width=width, max_tokens=min(most)))
+    if not as_json:
+        screen = Screen(prompts, width)
+        for index, request in enumerate(done):
+            screen.show(index, request)
+    return done
 
 
 def _steps(llm: LLM) -> Iterator[RequestOutput]:

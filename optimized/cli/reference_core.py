@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from optimized.capacity import bytes_per_block
 from optimized.model_core import BadWords, EngineArgs, MakeObserver, Stats
 from optimized.step import Outcome
-from spec.engine import InvalidField
+from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State, SwapOut
 
 if TYPE_CHECKING:
+    from optimized.beam_search import BeamSearch
     from optimized.checkpoint import Checkpoint
     from optimized.sampling import SamplingParams
 
@@ -58,6 +59,9 @@ class ReferenceCore:
         from reference import Sampling
 
         self._engine.add(request, Sampling(params.temperature, params.top_p, params.top_k, params.min_p, seed))
+
+    def add_beams(self, request: Request, search: BeamSearch) -> None:
+        raise InvalidRequest("the reference engine has no beam search")
 
     def step(self) -> Outcome:
         report = self._engine.step()

@@ -180,3 +180,13 @@ def test_a_damaged_model_is_refused_by_name(run: Run, tiny_path: Path, tmp_path:
     assert result.exit_code == 2
     assert result.stderr.startswith(f"{cut}: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_beams_are_answers_best_first(run: Run, tiny_path: Path) -> None:
+    asked = ("generate", "hello", "--model", tiny_path, "--raw", "--max-tokens", "5", "--beam-width")
+    facts = json.loads(run(*asked, "3", "--json").stdout)
+    sums = [output["cumulative_logprob"] / len(output["token_ids"]) for output in facts["outputs"]]
+    assert len(sums) == 3
+    assert sums == sorted(sums, reverse=True)
+    assert run(*asked, "3").exit_code == 0
+    assert run(*asked, "3", "--n", "2").stderr.startswith("beam_width is 3, it must be without n")

@@ -21,6 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import AutoModelForCausalLM
 
+NUM_BEAMS, NUM_NEW_TOKENS = 4, 7
 TOKENS = [7, 3, 3, 58, 11, 0, 42, 7, 3, 19, 25, 31, 44, 2]
 
 
@@ -43,8 +44,27 @@ def record(path: Path) -> dict[str, object]:
         logits = model(torch.tensor([TOKENS])).logits[0]
     return {
         "class": type(model).__name__,
+        "beams": beams(model),
         "logits": [[round(x, 7) for x in row] for row in logits.tolist()],
     }
+
+
+def beams(model) -> list[dict[str, object]]:
+    """The answers of a beam search that nothing ends early, the best first, each with its score."""
+    found = model.generate(
+        torch.tensor([TOKENS]),
+        attention_mask=torch.ones((1, len(TOKENS)), dtype=torch.int64),
+        num_beams=NUM_BEAMS,
+        num_return_sequences=NUM_BEAMS,
+        max_new_tokens=NUM_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    answers = zip(found.sequences[:, len(TOKENS) :].tolist(), found.sequences_scores.tolist(), strict=True)
+    return [{"token_ids": token_ids, "score": round(score, 7)} for token_ids, score in answers]
 
 
 if __name__ == "__main__":
