@@ -20,6 +20,8 @@ extensions = [
     "lives",
     "ledger",
     "proof_matrix",
+    "kill_matrix",
+    "profiles",
 ]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]

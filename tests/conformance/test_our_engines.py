@@ -31,7 +31,7 @@ def test_a_pool_keeps_every_rule_in_a_small_scope(package: str, run: Run) -> Non
 @OURS
 def test_engine_and_pool_pass_the_whole_suite(package: str, run: Run) -> None:
     names = ["--engine", f"{package}:make_engine", "--engine", f"{package}:make_pool"]
-    done = run(*names, "--conformance-max-examples", "20", "--conformance-level", "L0,L1,L2,L3", "-rs")
+    done = run(*names, "--conformance-max-examples", "6", "--conformance-level", "L0,L1,L2,L3", "-rs")
     assert done.status == pytest.ExitCode.OK, done.output
     assert all("does not declare" in test["reason"] for test in done.tests.values() if test["outcome"] != "passed")
     assert {"passed"} <= set(done.outcomes().values()) <= {"passed", "skipped"}

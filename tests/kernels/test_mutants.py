@@ -127,98 +127,149 @@ def filters() -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """The source with ``old``, which is there once, replaced by ``new``; the check that must fail."""
+    """The source with ``old``, which is there once, replaced by ``new``; the check that must fail. ``row`` is the bug of
+    ``spec.bugs`` that it is like."""
 
     name: str
     check: Callable[[], None]
     old: str
     new: str
+    row: str = ""
 
 
 ATTENTION = [
-    Mutant("causal one too few", decode_and_prefill, "<= positions[:, None] ", "< positions[:, None] "),
-    Mutant("causal one too many", decode_and_prefill, "<= positions[:, None] ", "<= positions[:, None] + 1 "),
-    Mutant("window one too many", window_counts, "> positions[:, None] - window", ">= positions[:, None] - window"),
-    Mutant("window one too few", window_counts, "> positions[:, None] - window", "> positions[:, None] - window + 1"),
+    Mutant("causal one too few", decode_and_prefill, "<= positions[:, None] ", "< positions[:, None] ", "B-139"),
+    Mutant("causal one too many", decode_and_prefill, "<= positions[:, None] ", "<= positions[:, None] + 1 ", "B-190"),
+    Mutant(
+        "window one too many", window_counts, "> positions[:, None] - window", ">= positions[:, None] - window", "B-205"
+    ),
+    Mutant(
+        "window one too few",
+        window_counts,
+        "> positions[:, None] - window",
+        "> positions[:, None] - window + 1",
+        "B-205",
+    ),
     Mutant(
         "key not masked",
         cells_read,
         "key_head_ptr + cells, mask=live_cells",
         "key_head_ptr + cells, mask=live_dims[None, :]",
+        "B-189",
     ),
     Mutant(
         "value not masked",
         cells_read,
         "value_head_ptr + cells, mask=live_cells",
         "value_head_ptr + cells, mask=live_dims[None, :]",
+        "B-185",
     ),
-    Mutant("cells before the window", cells_read, "live_tokens = live_tokens & (tokens >= begin)", "pass"),
-    Mutant("entries before the window", table_entries, "table_mask = table_mask & (first_tokens >= begin)", "pass"),
-    Mutant("entries past the end", table_entries, "mask=coming < split_end", "mask=coming < split_end + TILE_TOKENS"),
+    Mutant("cells before the window", cells_read, "live_tokens = live_tokens & (tokens >= begin)", "pass", "B-206"),
+    Mutant(
+        "entries before the window", table_entries, "table_mask = table_mask & (first_tokens >= begin)", "pass", "B-034"
+    ),
+    Mutant(
+        "entries past the end",
+        table_entries,
+        "mask=coming < split_end",
+        "mask=coming < split_end + TILE_TOKENS",
+        "B-033",
+    ),
     Mutant(
         "group interleaved",
         decode_and_prefill,
         "kv_head * group + rows % group",
         "kv_head + rows % group * tl.num_programs(1)",
+        "B-200",
     ),
     Mutant(
-        "group for rows", decode_and_prefill, "first_query + rows // group", "first_query + rows // (ROWS // group)"
+        "group for rows",
+        decode_and_prefill,
+        "first_query + rows // group",
+        "first_query + rows // (ROWS // group)B-208",
     ),
     Mutant(
         "32-bit addresses",
         huge_ids,
         "blocks * cache_stride_block",
         "blocks.to(tl.int32) * cache_stride_block.to(tl.int32)",
+        "B-192",
     ),
     Mutant(
-        "place not wrapped", decode_and_prefill, "places = tokens % block_size", "places = tokens % (block_size - 1)"
+        "place not wrapped",
+        decode_and_prefill,
+        "places = tokens % block_size",
+        "places = tokens % (block_size - 1)B-031",
     ),
     Mutant("ids one turn late", decode_and_prefill, "coming = tokens + TILE_TOKENS", "coming = tokens"),
     Mutant(
-        "begin not rounded", windowed_chunks, "split_begin = begin // TILE_TOKENS * TILE_TOKENS", "split_begin = begin"
+        "begin not rounded",
+        windowed_chunks,
+        "split_begin = begin // TILE_TOKENS * TILE_TOKENS",
+        "split_begin = beginB-204",
     ),
     Mutant("fold forgets to fade", decode_and_prefill, "tl.fma(part_l, weight, l * fade)", "tl.fma(part_l, weight, l)"),
-    Mutant("fold without weight", decode_and_prefill, "tl.broadcast_to(weight[:, None], acc.shape)", "1.0"),
+    Mutant("fold without weight", decode_and_prefill, "tl.broadcast_to(weight[:, None], acc.shape)", "1.0", "B-190"),
     Mutant(
         "merge last to first",
         split_on_and_off,
         "(first.to(tl.int64) + index)",
         "(first.to(tl.int64) + count - 1 - index)",
+        "B-196",
     ),
-    Mutant("merge one too few", split_on_and_off, "tl.range(count, num_stages=8)", "tl.range(count - 1, num_stages=8)"),
     Mutant(
-        "splits overlap", decode_and_prefill, "(each_split + 1) * SPLIT_TOKENS", "(each_split + 1) * SPLIT_TOKENS + 1"
+        "merge one too few",
+        split_on_and_off,
+        "tl.range(count, num_stages=8)",
+        "tl.range(count - 1, num_stages=8)",
+        "B-198",
+    ),
+    Mutant(
+        "splits overlap",
+        decode_and_prefill,
+        "(each_split + 1) * SPLIT_TOKENS",
+        "(each_split + 1) * SPLIT_TOKENS + 1B-197",
     ),
     Mutant(
         "log-sum-exp in base 2",
         decode_and_prefill,
         "(total_m + tl.log2(divisor)) * LN_2",
         "(total_m + tl.log2(divisor))",
+        "B-203",
     ),
     Mutant(
-        "merged log-sum-exp in base 2", decode_and_prefill, "(m + tl.log2(divisor)) * LN_2", "(m + tl.log2(divisor))"
+        "merged log-sum-exp in base 2",
+        decode_and_prefill,
+        "(m + tl.log2(divisor)) * LN_2",
+        "(m + tl.log2(divisor))B-203",
     ),
-    Mutant("empty rows divide by zero", empty_sets, "tl.where(total_l == 0.0, 1.0, total_l)", "total_l"),
+    Mutant("empty rows divide by zero", empty_sets, "tl.where(total_l == 0.0, 1.0, total_l)", "total_l", "B-201"),
     Mutant(
-        "inf - inf in a tile", empty_sets, 'tl.where(new_m == float("-inf"), 0.0, new_m)  # a row', "new_m  # a row"
+        "inf - inf in a tile",
+        empty_sets,
+        'tl.where(new_m == float("-inf"), 0.0, new_m)  # a row',
+        "new_m  # a rowB-204",
     ),
     Mutant("tanh cancels", caps, "tl.where(x < 0.3, series,", "tl.where(x < 0.0, series,"),
     Mutant("cap before scale", caps, "soft_cap(score * scale, logit_cap)", "soft_cap(score, logit_cap) * scale"),
 ]
 
 CACHE = [
-    Mutant("padding written", writes, "(slot < 0) | (slot >= num_slots)", "slot >= num_slots"),
+    Mutant("padding written", writes, "(slot < 0) | (slot >= num_slots)", "slot >= num_slots", "B-038"),
     Mutant(
         "value over key",
         writes,
         "tl.store(value_cache_ptr + value_cells + dims, v",
         "tl.store(key_cache_ptr + value_cells + dims, v",
+        "B-069",
     ),
-    Mutant("padded heads written", writes, "(heads < num_kv_heads) & (dims", "(heads < HEADS) & (dims"),
-    Mutant("wrong block of a slot", writes, "block = slot // block_size", "block = slot // (block_size + 3)"),
-    Mutant("source for target", copies, "copies_stride + 1)", "copies_stride)"),
-    Mutant("copy past the block", copies, "elements < block_size * num_kv_heads * head_size", "elements < TILE"),
-    Mutant("values stay", copies, "tl.store(value_cache_ptr + target", "tl.store(value_cache_ptr + source"),
+    Mutant("padded heads written", writes, "(heads < num_kv_heads) & (dims", "(heads < HEADS) & (dims", "B-207"),
+    Mutant("wrong block of a slot", writes, "block = slot // block_size", "block = slot // (block_size + 3)", "B-030"),
+    Mutant("source for target", copies, "copies_stride + 1)", "copies_stride)", "B-069"),
+    Mutant(
+        "copy past the block", copies, "elements < block_size * num_kv_heads * head_size", "elements < TILE", "B-198"
+    ),
+    Mutant("values stay", copies, "tl.store(value_cache_ptr + target", "tl.store(value_cache_ptr + source", "B-068"),
 ]
 
 
@@ -248,7 +299,7 @@ LAYER = [
         "pass\n\n    dims",
     ),
     Mutant("norm without the unturned", rotations, " + tl.sum(other * other, 1)", ""),
-    Mutant("padding written", rotations, "(slot < 0) | (slot >= num_slots)", "slot >= num_slots"),
+    Mutant("padding written", rotations, "(slot < 0) | (slot >= num_slots)", "slot >= num_slots", "B-038"),
 ]
 
 SAMPLING = [

@@ -136,7 +136,7 @@ OPTIMIZED_ZOO = [
         "max(0, num_computed - window + 1)",
         "max(0, num_computed - window + 2)",
         "TABLE-10",
-        "",
+        "B-205",
         _WINDOWED,
     ),
     _fault(
@@ -145,7 +145,7 @@ OPTIMIZED_ZOO = [
         "            if count > 0:\n                self.pool.release(seq.table[:count])",
         "            if count > 1:\n                self.pool.release(seq.table[:count])",
         "TABLE-11",
-        "",
+        "B-034",
         _WINDOWED,
     ),
     _fault(
@@ -154,7 +154,7 @@ OPTIMIZED_ZOO = [
         "                self.pool.release(seq.table[:count])\n",
         "",
         "ALLOC-2",
-        "",
+        "B-155",
         _WINDOWED,
     ),
     _fault(
@@ -163,7 +163,7 @@ OPTIMIZED_ZOO = [
         "child.num_dropped_blocks = self.num_dropped_blocks",
         "child.num_dropped_blocks = 0",
         "TABLE-1",
-        "",
+        "B-057",
         _WINDOWED,
     ),
     _fault(
@@ -172,7 +172,7 @@ OPTIMIZED_ZOO = [
         "start = 0 if window is None else max(0, plan.positions[plan.query_start[index]] - window + 1)",
         "start = first_kept",
         "ATTN-3",
-        "",
+        "B-206",
         _WINDOWED,
     ),
 ]

@@ -148,7 +148,7 @@ REFERENCE_ZOO = [
         "return num_seqs * blocks_needed(most_tokens_stored(request), config.block_size) <= config.num_blocks",
         "return num_seqs * blocks_needed(most_tokens_stored(request) + 1, config.block_size) <= config.num_blocks",
         "SCHED-20",
-        "S2",
+        "B-171",
     ),
     _fault(
         "an empty prompt is let in",
