@@ -14,9 +14,10 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from optimized.llm import LLM, Conversation, Prompt
+from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
+from optimized.prompts import Conversation, Prompt
 from optimized.sampling import SamplingParams
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
+from optimized.prompts import Conversation, Prompt, conversations_of, params_for, prompts_of
 from optimized.sampling import Logprob, SamplingParams, derived_seed
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Config, FinishReason, Policy, Request, RequestId, SeqId, Token
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from optimized.beam_search import BeamSearch, BeamSearchParams
-
-Prompt: TypeAlias = str | Sequence[Token] | Mapping[str, Any]
-"""Text, token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": token ids}``."""
-
-Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-"""Messages, each with a role and a content."""
 
 Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, BadWords]
 """A request as the engine sees it, as its caller sees it, how it is sampled, and the bad words as token ids."""
@@ -109,7 +104,7 @@ class LLM:
 
         If one prompt or its parameters are invalid, nothing is done. ``sampling_params`` are for all, or one for each.
         """
-        return self._run(_prompts_of(prompts), self._read, sampling_params, use_tqdm)
+        return self._run(prompts_of(prompts), self._read, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -123,7 +118,7 @@ class LLM:
         def read(conversation: Conversation) -> tuple[str | None, list[Token]]:
             return self._read_chat(conversation, add_generation_prompt)
 
-        return self._run(_conversations_of(messages), read, sampling_params, use_tqdm)
+        return self._run(conversations_of(messages), read, sampling_params, use_tqdm)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
@@ -141,7 +136,7 @@ class LLM:
         if params.beam_width > self._core.config.max_num_seqs:
             limit = f"at most max_num_seqs ({self._core.config.max_num_seqs})"
             raise InvalidField("beam_width", params.beam_width, limit)
-        read, first = [self._read(prompt) for prompt in _prompts_of(prompts)], self._num_requests
+        read, first = [self._read(prompt) for prompt in prompts_of(prompts)], self._num_requests
         self._num_requests += len(read)
         searches = Searches(self._core, params, self._next_seq_id)
         with _progress_bar(len(read), use_tqdm) as bar:
@@ -236,7 +231,7 @@ class LLM:
             raise InvalidRequest(
                 f"{len(self._open)} requests are unfinished: step until they are done, or abort them, before this"
             )
-        params = _params_for(len(several), sampling_params)
+        params = params_for(len(several), sampling_params)
         made: list[Made] = []
         for each in several:
             try:
@@ -456,35 +451,6 @@ class LLM:
         del self._names[request.name]
         for seq_id in request.outputs:
             del self._seqs[seq_id]
-
-
-def _prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, list | tuple):
-        raise InvalidField("prompts", type(prompts).__name__, "a text, a list of token ids, or a list of prompts")
-    return [prompts] if prompts and all(type(each) is int for each in prompts) else list(prompts)
-
-
-def _conversations_of(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """One conversation or several, as several."""
-    if not isinstance(messages, list | tuple):
-        raise InvalidField("messages", type(messages).__name__, "a list of messages, or a list of such lists")
-    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-
-
-def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    """The parameters for each of so many prompts."""
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if not isinstance(given, list | tuple) or not all(isinstance(each, SamplingParams) for each in given):
-        raise InvalidField("sampling_params", given, "SamplingParams, or a list of them")
-    if len(given) != count:
-        raise InvalidField(
-            "sampling_params", f"{len(given)} of them", f"one for all, or one for each of {count} prompts"
-        )
-    return list(given)
 
 
 def _progress_bar(total: int, wanted: bool) -> tqdm[Any]:

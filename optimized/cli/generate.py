@@ -16,8 +16,9 @@ from optimized.cli.printing import JsonOption, print_json
 from optimized.cli.watch import SelfCheck, Watch
 
 if TYPE_CHECKING:
-    from optimized.llm import LLM, Prompt
+    from optimized.llm import LLM
     from optimized.outputs import RequestOutput
+    from optimized.prompts import Prompt
 
 MAX_TOKENS = 128
 SELF_CHECK_BLOCKS = 256

@@ -1,0 +1,45 @@
+"""What a caller may give for prompts, conversations and parameters: one or several, always taken as several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from optimized.sampling import SamplingParams
+from spec.engine import InvalidField
+from spec.vocabulary import Token
+
+Prompt: TypeAlias = str | Sequence[Token] | Mapping[str, Any]
+"""Text, token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": token ids}``."""
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages, each with a role and a content."""
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InvalidField("prompts", type(prompts).__name__, "a text, a list of token ids, or a list of prompts")
+    return [prompts] if prompts and all(type(each) is int for each in prompts) else list(prompts)
+
+
+def conversations_of(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One conversation or several, as several."""
+    if not isinstance(messages, list | tuple):
+        raise InvalidField("messages", type(messages).__name__, "a list of messages, or a list of such lists")
+    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+
+
+def params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    """The parameters for each of so many prompts."""
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if not isinstance(given, list | tuple) or not all(isinstance(each, SamplingParams) for each in given):
+        raise InvalidField("sampling_params", given, "SamplingParams, or a list of them")
+    if len(given) != count:
+        raise InvalidField(
+            "sampling_params", f"{len(given)} of them", f"one for all, or one for each of {count} prompts"
+        )
+    return list(given)
