@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 from optimized.device import Device, Sampled
 from optimized.one_by_one import in_batches
-from optimized.plan import Plan
+from optimized.plan import Plan, live_part
 from optimized.scheduler import Scheduler
 from optimized.snapshot import snapshot_of
 from optimized.step import Outcome
@@ -17,6 +17,7 @@ from spec.engine import (
     Admission,
     Capability,
     EvictionOrder,
+    InvalidField,
     Observer,
     Profile,
     StepReport,
@@ -39,6 +40,9 @@ from spec.vocabulary import (
 )
 
 T = TypeVar("T")
+
+MOST_STEPS_IN_FLIGHT = 2
+"""One step is on the device, and the next one is ready when it ends."""
 
 
 class EngineCore:
@@ -77,19 +81,39 @@ class EngineCore:
         return self._settle(self.scheduler.reset_cache, Reset())
 
     def schedule(self) -> Plan:
-        """The first third of a step: what to compute."""
+        """The first third of a step: what to compute. An earlier one may still be on the device."""
         return self._settle(self.scheduler.schedule)
 
     def commit(self, plan: Plan, sampled: Sequence[Sampled]) -> Outcome:
-        """The last third of a step: what became of it."""
+        """The last third of a step: what became of it. Raises ``RuntimeError`` unless it is the oldest one in flight."""
+        if plan.step_id != next(iter(self.scheduler.flights), None):
+            raise RuntimeError(f"step {plan.step_id} is not the oldest one in flight")
         return self._settle(lambda: self.scheduler.commit(plan, sampled))
 
     def step(self) -> Outcome:
-        """Schedule, run and commit. An idle engine does nothing."""
+        """Schedule, run and commit. An idle engine does nothing. Raises ``InvalidRequest`` while a step is in flight."""
+        if self.scheduler.flights:
+            raise InvalidField(
+                "the number of steps in flight", len(self.scheduler.flights), "0 when a step is made whole"
+            )
         if not self.has_work:
             return Outcome()
         plan = self.schedule()
         return self.commit(plan, self.device.run(plan))
+
+    def begin_step(self) -> Plan | None:
+        """Schedule a step if it would compute something. Raises ``InvalidRequest`` while two are in flight."""
+        if len(self.scheduler.flights) == MOST_STEPS_IN_FLIGHT:
+            raise InvalidField("the number of steps in flight", MOST_STEPS_IN_FLIGHT, "below 2 when a step begins")
+        return self._settle(lambda: self.scheduler.schedule() if self.scheduler.may_schedule() else None)
+
+    def end_step(self) -> Outcome | None:
+        """Run and commit the oldest step in flight, if there is one."""
+        if not self.scheduler.flights:
+            return None
+        step = next(iter(self.scheduler.flights.values()))
+        plan = live_part(step.plan, self.scheduler.seqs)[0] if step.is_torn else step.plan
+        return self._settle(lambda: self.scheduler.commit(plan, self.device.run(plan)))
 
     def stats(self) -> dict[str, int]:
         """Counts since the start, and what is in use now. O(1)."""
@@ -135,6 +159,7 @@ CAPABILITIES = frozenset(
         Capability.PRIORITY,
         Capability.WINDOW,
         Capability.ABORT,
+        Capability.OVERLAP,
     }
 )
 
@@ -158,11 +183,20 @@ class SymbolicEngine:
         return self.core.fork(parent, child)
 
     def step(self, token_source: TokenSource) -> StepReport:
-        if not self.core.has_work:
-            self.core.step()
-            return StepReport()
         self.device.token_source = token_source
-        outcome = self.core.step()
+        self.device.events = ()
+        return self._report(self.core.step())
+
+    def begin_step(self) -> StepReport:
+        plan = self.core.begin_step()
+        return StepReport(preempted=tuple(Preempt(request_id) for request_id in plan.preempted) if plan else ())
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        self.device.token_source = token_source
+        outcome = self.core.end_step()
+        return StepReport() if outcome is None else replace(self._report(outcome), preempted=())
+
+    def _report(self, outcome: Outcome) -> StepReport:
         return StepReport(
             device=self.device.events,
             emitted=tuple(Append(i, (token,)) for i, token in zip(outcome.seq_ids, outcome.tokens, strict=True)),

@@ -9,13 +9,13 @@ from spec.vocabulary import BlockId
 
 def num_blocks_to_place(pool: BlockPool, seq: LiveSeq, budget: int, block_size: int) -> int:
     """How many free blocks the sequence will take: those that it hits, new ones, and one for a copy."""
-    computed, held = seq.num_computed, len(seq.table) + seq.num_dropped_blocks
-    if pool.cache is not None and not computed:
+    room, held = seq.num_computed + seq.num_scheduled, len(seq.table) + seq.num_dropped_blocks
+    if pool.cache is not None and not room:
         hits = longest_hit(pool, seq)
-        computed = len(hits) * block_size
+        room = len(hits) * block_size
         held = pool.num_in_use(hits)
-    count = min(len(seq.tokens) - computed, budget)
-    return blocks_needed(computed + count, block_size) - held + must_copy(pool, seq, block_size)
+    count = min(len(seq.tokens) - room, budget)
+    return blocks_needed(room + count, block_size) - held + must_copy(pool, seq, block_size)
 
 
 def longest_hit(pool: BlockPool, seq: LiveSeq) -> list[BlockId]:
@@ -39,6 +39,6 @@ def must_copy(pool: BlockPool, seq: LiveSeq, block_size: int) -> bool:
 
     The block can not be in the prefix cache: only full blocks are, and this one is not.
     """
-    if seq.num_computed % block_size == 0 or not seq.table:
+    if (seq.num_computed + seq.num_scheduled) % block_size == 0 or not seq.table:
         return False
     return pool.num_entries(seq.table[-1]) > 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -111,6 +111,34 @@ def slots_of_table(table: Sequence[BlockId], num_tokens: int, block_size: int) -
     return tuple(table[p // block_size] * block_size + p % block_size for p in range(num_tokens))
 
 
+def live_part(plan: Plan, live: Container[SeqId]) -> tuple[Plan, list[int]]:
+    """The plan without sequences that are gone since it was made, and which of its samples are left.
+
+    Nobody would read what it computes for the others. A sample goes with the sequence that it is drawn from.
+    """
+    kept = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id in live]
+    bounds = [(plan.query_start[index], plan.query_start[index + 1]) for index in kept]
+    rows = [row for start, stop in bounds for row in range(start, stop)]
+    place = {row: index for index, row in enumerate(rows)}
+    samples = [index for index, row in enumerate(plan.sample_rows) if row in place]
+    part = replace(
+        plan,
+        seq_ids=tuple([plan.seq_ids[index] for index in kept]),
+        query_start=(0, *accumulate([stop - start for start, stop in bounds])),
+        token_ids=tuple([plan.token_ids[row] for row in rows]),
+        positions=tuple([plan.positions[row] for row in rows]),
+        slot_mapping=tuple([plan.slot_mapping[row] for row in rows]),
+        block_tables=tuple([plan.block_tables[index] for index in kept]),
+        seq_lens=tuple([plan.seq_lens[index] for index in kept]),
+        sample_rows=tuple([place[plan.sample_rows[index]] for index in samples]),
+        sample_seq_ids=tuple([plan.sample_seq_ids[index] for index in samples]),
+        num_dropped_blocks=tuple([plan.num_dropped_blocks[index] for index in kept if plan.num_dropped_blocks]),
+        copies=tuple([copy for copy in plan.copies if copy.seq_id in live]),
+        swaps=tuple([swap for swap in plan.swaps if swap.seq_id in live]),
+    )
+    return part, samples
+
+
 class Batch(NamedTuple):
     """The arrays of a plan that say what is computed and sampled."""
 
@@ -127,7 +155,7 @@ class Batch(NamedTuple):
 
 def decode_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
     """The arrays for sequences that all compute their last token and are past their prompts: one pass an array."""
-    positions = [seq.num_computed for seq in scheduled]
+    positions = [len(seq.tokens) - 1 for seq in scheduled]
     tables = tuple([seq.table for seq in scheduled])
     seq_ids = tuple([seq.seq_id for seq in scheduled])
     rows = range(len(scheduled))
@@ -145,15 +173,19 @@ def decode_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
     )
 
 
-def mixed_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
-    """The arrays for any sequences. O(tokens), with a small constant for the tokens of a prompt."""
+def mixed_batch(scheduled: Sequence[LiveSeq], counts: Mapping[LiveSeq, int], block_size: int) -> Batch:
+    """The arrays for any sequences; ``counts`` says how many tokens of whom, unless it is one.
+
+    O(tokens), with a small constant for the tokens of a prompt.
+    """
     token_ids: list[Token] = []
     positions: list[int] = []
     slots: list[Slot] = []
     sample_rows: list[int] = []
     sample_seq_ids: list[SeqId] = []
     for seq in scheduled:
-        start, stop = seq.num_computed, seq.num_computed + seq.num_scheduled
+        stop = seq.num_computed + seq.num_scheduled
+        start = stop - counts.get(seq, 1)
         if stop - start == 1:  # by far the most sequences, and the slower way costs them twice the time
             token_ids.append(seq.tokens[start])
             positions.append(start)
@@ -174,7 +206,7 @@ def mixed_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
             sample_seq_ids += sampled
     return Batch(
         tuple([seq.seq_id for seq in scheduled]),
-        query_start=(0, *accumulate([seq.num_scheduled for seq in scheduled])),
+        query_start=(0, *accumulate([counts.get(seq, 1) for seq in scheduled])),
         token_ids=tuple(token_ids),
         positions=tuple(positions),
         slot_mapping=tuple(slots),

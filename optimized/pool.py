@@ -18,9 +18,10 @@ from spec.vocabulary import BlockId, StepId
 
 @dataclass(frozen=True, slots=True)
 class SubmittedStep:
-    """What the device may touch until the step is over, and what the step alone keeps alive."""
+    """Blocks that the device may touch until the step is over, and those that the step holds: the sources of its copies,
+    and what nobody else holds any more. Of the former the caller names at least those that he gives back meanwhile."""
 
-    blocks: frozenset[BlockId]
+    blocks: set[BlockId] = field(default_factory=set)
     holds: list[BlockId] = field(default_factory=list)
 
 
@@ -116,20 +117,20 @@ class BlockPool:
         self.holds[block] = self.holds.get(block, 0) + 1
 
     def drop_holds(self, blocks: Sequence[BlockId]) -> None:
-        """A step is over; what it kept alive is given back, the last one first. O(len(blocks))."""
-        for block in reversed(blocks):
+        """A step is over; what it kept alive is given back, in the order in which it was handed over. O(len(blocks))."""
+        for block in blocks:
             left = self.holds.pop(block) - 1
             if left:
                 self.holds[block] = left
             self.drop_holder(block)
 
-    def submit(self, step_id: StepId, blocks: Iterable[BlockId]) -> None:
-        """From now on the device may touch these blocks. O(len(blocks))."""
-        self.submitted[step_id] = SubmittedStep(frozenset(blocks))
+    def submit(self, step_id: StepId, blocks: Iterable[BlockId] = (), holds: Sequence[BlockId] = ()) -> None:
+        """From now on the device may touch these blocks, and the step holds those. O(blocks)."""
+        self.submitted[step_id] = SubmittedStep(set(blocks), list(holds))
 
-    def complete(self, step_id: StepId) -> None:
-        """The step is over, and gives back what only it still held, in the order in which it was handed over."""
-        self.drop_holds(self.submitted.pop(step_id).holds[::-1])
+    def retire(self, step_id: StepId) -> list[BlockId]:
+        """The device is done with the step: what it still holds, for ``drop_holds``."""
+        return self.submitted.pop(step_id).holds
 
     def num_entries(self, block: BlockId) -> int:
         """How many table entries name the block. O(1)."""

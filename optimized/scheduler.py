@@ -7,139 +7,76 @@ sequence, each block taken or given back and each token of a prompt.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 
-from optimized.admission import may_admit, may_fork
-from optimized.counters import Counters
+from optimized.admission import may_admit
 from optimized.device import Branches, Failure, Sampled
-from optimized.door import check_fork, check_request, room_for_fork
 from optimized.placement import longest_hit, must_copy, num_blocks_to_place, num_passed_blocks
-from optimized.plan import BlockCopy, Plan, Swap, computed_by, decode_batch, mixed_batch
-from optimized.pool import BlockPool, blocks_needed
-from optimized.prefix_cache import PrefixCache
+from optimized.plan import BlockCopy, Plan, Swap, computed_by, decode_batch, live_part, mixed_batch
+from optimized.pool import blocks_needed
+from optimized.roster import Roster
 from optimized.sequences import LiveRequest, LiveSeq
 from optimized.step import Outcome, StepInFlight
-from optimized.waiting import WaitingQueue
-from spec.batches import BatchObserver
-from spec.engine import Admission, InvalidField
 from spec.vocabulary import (
-    Abort,
-    Add,
     Admit,
     Allocate,
     Begin,
     Complete,
-    Config,
     Copy,
     Finish,
     FinishReason,
-    Fork,
     Hit,
-    Policy,
     Preempt,
     Publish,
     Recovery,
-    Release,
-    Request,
-    RequestId,
-    Reset,
     SeqId,
     Slide,
-    StepId,
     Submit,
     SwapIn,
     SwapOut,
 )
 
 
-class Scheduler:
-    """Queues, sequences and the pool. ``observer`` hears every event; without it none is made.
-
-    ``model`` is the identity of the model: what the prefix cache holds is good for no other.
-    """
-
-    def __init__(self, config: Config, observer: BatchObserver | None = None, model: str = "") -> None:
-        self.config = config
-        self.cache = PrefixCache(config.num_blocks, config.block_size, model=model) if config.prefix_cache else None
-        self.pool = BlockPool(config.num_blocks, self.cache)
-        self.host_free = deque(range(config.num_host_blocks))
-        self.waiting = WaitingQueue()
-        self.running: list[LiveRequest] = []
-        self.requests: dict[RequestId, LiveRequest] = {}
-        self.seqs: dict[SeqId, LiveSeq] = {}
-        self.flights: dict[StepId, StepInFlight] = {}
-        self.counters = Counters()
-        self._observer = observer
-        self._emit = observer.event if observer is not None else None
-        self._promised: set[SeqId] = set()  # ids of sequences that are still to be forked
-        self._seats_taken = 0
-        self._num_arrivals = 0
-        self._given_up: list[RequestId] = []  # aborted while a step is in flight
-
-    # --- the door ---------------------------------------------------------------------------------------------------
-
-    def add(self, request: Request) -> None:
-        """The request waits. O(prompt). Raises ``InvalidRequest`` and changes nothing if it can never be served."""
-        self.check(request)
-        priority = request.priority if self.config.policy is Policy.PRIORITY else 0
-        chain = [] if self.cache is None else [self.cache.root(request.cache_salt)]
-        live = LiveRequest(request, (priority, self._num_arrivals), chain)
-        self._num_arrivals += 1
-        self.requests[request.request_id] = live
-        self.seqs[request.seq_ids[0]] = live.seqs[0]
-        self._promised.update(request.seq_ids[1:])
-        self.waiting.push(live)
-        if self._emit is not None:
-            self._emit(Add(request))
-
-    def check(self, request: Request) -> None:
-        """Raise ``InvalidRequest`` unless the request can be served to its end, under ids that are new (SCHED-8)."""
-        check_request(self.config, request, self.requests, self._is_new)
-
-    def _is_new(self, seq_id: SeqId) -> bool:
-        return seq_id not in self.seqs and seq_id not in self._promised
-
-    def fork(self, parent_id: SeqId, child_id: SeqId) -> Admission:
-        """The child shares the parent's table and tokens. O(tokens / block size); anything but NOW changes nothing."""
-        parent = check_fork(self.seqs, parent_id, child_id, self._is_new)
-        answer = room_for_fork(self.config, parent.request, self._seats_taken)
-        if answer is Admission.NOW and not may_fork(self.config, self.pool, self.running, parent):
-            answer = Admission.LATER
-        if answer is not Admission.NOW:
-            return answer
-        self._seats_taken += 1
-        self._fork(parent, child_id)
-        return Admission.NOW
-
-    def _fork(self, parent: LiveSeq, child_id: SeqId) -> LiveSeq:
-        child = parent.fork(child_id)
-        self.pool.share(child.table)
-        parent.request.seqs.append(child)
-        self.seqs[child_id] = child
-        if self._emit is not None:
-            self._emit(Fork(parent.seq_id, child_id))
-        return child
+class Scheduler(Roster):
+    """Makes the plans of steps out of who lives, and takes the tokens that come back."""
 
     # --- schedule ---------------------------------------------------------------------------------------------------
 
+    def may_schedule(self) -> bool:
+        """Whether a step would compute something. O(1), O(running sequences) while another step is in flight.
+
+        Then nobody is preempted: the first sequence that lacks tokens decides or, if none does, the head of the queue.
+        """
+        if not self.flights:
+            return bool(self.requests)
+        budget = self.config.max_num_batched_tokens
+        for request in self.running:
+            for seq in request.seqs:
+                if len(seq.tokens) > seq.num_computed + seq.num_scheduled:
+                    return num_blocks_to_place(self.pool, seq, budget, self.config.block_size) <= self.pool.num_free
+        head = self.waiting.head()
+        return head is not None and self._may_admit(budget, head)
+
     def schedule(self) -> Plan:
-        """The next step. Running requests come first, in the order of service; then whoever there is room for."""
-        if self.flights:
-            raise RuntimeError(f"step {next(iter(self.flights))} is not committed yet")
+        """The next step. Running requests come first, in the order of service; then whoever there is room for.
+
+        Earlier steps may still be in flight: their tokens are not scheduled again, and nobody is preempted meanwhile.
+        """
         step = StepInFlight(self.counters.num_steps, self.config.max_num_batched_tokens)
-        self.flights[step.step_id] = step
         self.counters.num_steps += 1
         if self._emit is not None:
             self._emit(Begin(step.step_id))
-        self._schedule_running(step)
-        if not step.preempted:
+        if self._schedule_running(step) and not step.preempted:
             self._schedule_waiting(step)
+        step.plan = self._plan(step)
+        self.flights[step.step_id] = step
+        self.pool.submit(step.step_id, holds=step.holds)
         if self._emit is not None:
             self._emit(Submit(step.step_id))
-        return self._plan(step)
+        return step.plan
 
-    def _schedule_running(self, step: StepInFlight) -> None:
+    def _schedule_running(self, step: StepInFlight) -> bool:
+        """Whoever runs gets what is missing, while budget and blocks last. False if the blocks did not last."""
         running, block_size, ref_count = self.running, self.config.block_size, self.pool.ref_count
         scheduled, budget, observer = step.scheduled, step.budget, self._observer
         singles: list[SeqId] = []  # who got room for a token without a block, while nobody was told yet
@@ -148,11 +85,11 @@ class Scheduler:
             request = running[index]
             index += 1
             for seq in request.seqs:
-                computed = seq.num_computed
-                count = len(seq.tokens) - computed
+                room = seq.num_computed + seq.num_scheduled
+                count = len(seq.tokens) - room
                 # The common case is a token for a block that is there and that nobody shares: no pool work.
-                if count == 1 and computed % block_size and budget and ref_count[seq.table[-1]] == 1:
-                    seq.num_scheduled = 1
+                if count == 1 and room % block_size and budget and ref_count[seq.table[-1]] == 1:
+                    seq.num_scheduled += 1
                     scheduled.append(seq)
                     budget -= 1
                     if observer is not None:
@@ -163,16 +100,22 @@ class Scheduler:
                         observer.allocated(singles)
                         singles = []
                     if not self._make_room(step, seq):
-                        return
+                        return False
                     self._place(step, seq)
                     budget = step.budget
         if observer is not None and singles:
             observer.allocated(singles)
         step.budget = budget
+        return True
 
     def _make_room(self, step: StepInFlight, seq: LiveSeq) -> bool:
-        """Preempt the last running request until the sequence has room. False if it came to the sequence's own."""
+        """Preempt the last running request until the sequence has room. False if it came to the sequence's own.
+
+        False also while another step is in flight: its end may make room, and what it touches would not become free.
+        """
         while num_blocks_to_place(self.pool, seq, step.budget, self.config.block_size) > self.pool.num_free:
+            if self.flights:
+                return False
             victim = self.running[-1]
             self._preempt(step, victim)
             if victim is seq.request:
@@ -181,19 +124,23 @@ class Scheduler:
 
     def _place(self, step: StepInFlight, seq: LiveSeq) -> None:
         """The sequence gets the blocks for its next tokens, as many as the budget allows, and is scheduled."""
-        if self.cache is not None and not seq.num_computed:
+        room = seq.num_computed + seq.num_scheduled
+        if self.cache is not None and not room:
             self._take_hits(seq)
-        count = min(len(seq.tokens) - seq.num_computed, step.budget)
+            room = seq.num_computed
+        count = min(len(seq.tokens) - room, step.budget)
         if must_copy(self.pool, seq, self.config.block_size):
             self._copy_tail(step, seq)
         held = len(seq.table) + seq.num_dropped_blocks
-        blocks = self.pool.take_many(blocks_needed(seq.num_computed + count, self.config.block_size) - held)
+        blocks = self.pool.take_many(blocks_needed(room + count, self.config.block_size) - held)
         if blocks:
             seq.table += blocks
-        seq.num_scheduled = count
+        seq.num_scheduled += count
         step.scheduled.append(seq)
+        if count != 1:
+            step.counts[seq] = count
         step.budget -= count
-        step.only_last_tokens &= count == 1 == len(seq.tokens) - seq.num_computed
+        step.only_last_tokens &= count == 1 == len(seq.tokens) - room
         if self._emit is not None:
             self._emit(Allocate(seq.seq_id, count, blocks))
 
@@ -239,6 +186,7 @@ class Scheduler:
         if in_step:
             # In place: whoever schedules goes on with these lists. Sources of copies stay held until the step is over.
             step.scheduled[:] = [seq for seq in step.scheduled if seq.request is not request]
+            step.counts = {seq: count for seq, count in step.counts.items() if seq.request is not request}
             seq_ids = {seq.seq_id for seq in request.seqs}
             step.copies[:] = [copy for copy in step.copies if copy.seq_id not in seq_ids]
         self.running.pop()
@@ -274,18 +222,10 @@ class Scheduler:
         if self._emit is not None:
             self._emit(SwapIn(seq.seq_id, seq.table))
 
-    def _drop_host_table(self, seq: LiveSeq) -> None:
-        self.host_free.extend(seq.host_table)
-        seq.host_table = ()
-
-    def _drop_table(self, seq: LiveSeq) -> None:
-        self.pool.release(seq.table)
-        seq.table = ()
-
     def _schedule_waiting(self, step: StepInFlight) -> None:
         while step.budget:
             head = self.waiting.head()
-            if head is None or not self._may_admit(step, head):
+            if head is None or not self._may_admit(step.budget, head):
                 return
             self._admit(step, self.waiting.pop())
             for seq in head.seqs:
@@ -295,9 +235,9 @@ class Scheduler:
                         return
                     self._place(step, seq)
 
-    def _may_admit(self, step: StepInFlight, head: LiveRequest) -> bool:
+    def _may_admit(self, budget: int, head: LiveRequest) -> bool:
         num_seats = self.config.max_num_seqs - self._seats_taken
-        return may_admit(self.config, self.pool, self.running, head, num_seats, step.budget)
+        return may_admit(self.config, self.pool, self.running, head, num_seats, budget)
 
     def _admit(self, step: StepInFlight, request: LiveRequest) -> None:
         request.running = True
@@ -311,8 +251,10 @@ class Scheduler:
 
     def _plan(self, step: StepInFlight) -> Plan:
         # An unborn sequence is sampled beside the one it comes from, which only the general case knows.
-        plain = step.only_last_tokens and not self._promised
-        batch = (decode_batch if plain else mixed_batch)(step.scheduled, self.config.block_size)
+        if step.only_last_tokens and not self._promised:
+            batch = decode_batch(step.scheduled, self.config.block_size)
+        else:
+            batch = mixed_batch(step.scheduled, step.counts, self.config.block_size)
         windowed = self.config.window is not None
         self.counters.num_blocks_copied += len(step.copies)
         self.counters.num_tokens_computed += len(batch.token_ids)
@@ -330,10 +272,15 @@ class Scheduler:
     def commit(self, plan: Plan, sampled: Sequence[Sampled]) -> Outcome:
         """The step is over: its tokens are computed, and who has all of them computed gets the next one.
 
-        First come the forks, then all tokens, then all ends, each in the order of the plan; at last whoever was
-        aborted meanwhile ends.
+        First come the forks, then all tokens, then all ends, each in the order of the plan. Sequences that are gone
+        since the plan was made are left out. Steps end in the order in which they were scheduled.
         """
         step = self.flights.pop(plan.step_id)
+        holds = self.pool.retire(plan.step_id)
+        if step.is_torn:
+            step.scheduled = [seq for seq in step.scheduled if seq.seq_id not in step.gone]
+            plan, left = live_part(plan, self.seqs)
+            sampled = [sampled[index] for index in left]
         if self._observer is not None:
             self._observer.computed(computed_by(plan, self.config.window))
         self._compute(step)
@@ -348,20 +295,18 @@ class Scheduler:
         if len(tokens) < len(sampled):
             self._branch(plan, sampled, outcome)
         self._append(outcome)
-        self.pool.drop_holds(step.holds)
+        self.pool.drop_holds(holds)
         if self._emit is not None:
             self._emit(Complete(step.step_id))
-        for request_id in self._given_up:
-            self.abort(request_id)
-        self._given_up.clear()
         return outcome
 
     def _compute(self, step: StepInFlight) -> None:
         """The scheduled tokens are computed; the blocks that they have filled can be found from now on (CACHE-6)."""
-        block_size, filled = self.config.block_size, []
+        block_size, counts, filled = self.config.block_size, step.counts, []
         for seq in step.scheduled:
-            count, computed = seq.num_scheduled, seq.num_computed + seq.num_scheduled
-            seq.num_computed, seq.num_scheduled = computed, 0
+            count = counts.get(seq, 1) if counts else 1
+            seq.num_scheduled -= count
+            seq.num_computed = computed = seq.num_computed + count
             if computed % block_size < count:
                 filled.append((seq, (computed - count) // block_size))
         if self.cache is not None:
@@ -380,7 +325,7 @@ class Scheduler:
         for seq in step.scheduled:
             count = num_passed_blocks(seq.num_computed, window, self.config.block_size) - seq.num_dropped_blocks
             if count > 0:
-                self.pool.release(seq.table[:count])
+                self._give_back(seq, seq.table[:count])
                 seq.table = seq.table[count:]
                 seq.num_dropped_blocks += count
                 if self._emit is not None:
@@ -392,10 +337,10 @@ class Scheduler:
         failures = {seq_id: token for seq_id, token in pairs if isinstance(token, Failure)}
         for request in list(self.requests.values()):
             for seq_id in (*request.request.seq_ids, *(seq.seq_id for seq in request.seqs)):
-                if seq_id in failures and not self._is_new(seq_id):
+                if seq_id in failures and self._is_known(seq_id):
                     outcome.failed.append((request.request.request_id, failures[seq_id]))
                     self._end_request(request)
-        left = [(i, token) for i, token in pairs if not isinstance(token, Failure | Branches) and not self._is_new(i)]
+        left = [(i, token) for i, token in pairs if not isinstance(token, Failure | Branches) and self._is_known(i)]
         outcome.seq_ids, outcome.tokens = [i for i, _ in left], [token for _, token in left]
 
     def _fork_samples(self, step: StepInFlight, outcome: Outcome) -> None:
@@ -445,74 +390,6 @@ class Scheduler:
                 self._emit(Finish(seq.seq_id, reason))
         if ended:
             self._forget_ended()
-
-    # --- ends -------------------------------------------------------------------------------------------------------
-
-    def abort(self, request_id: RequestId) -> None:
-        """The request ends and gives back what it holds: at once, or with the step that may still touch it.
-
-        An unknown id is ignored. O(what it holds).
-        """
-        if self.flights:
-            self._given_up.append(request_id)
-        elif request_id in self.requests:
-            self._end_request(self.requests[request_id])
-
-    def release(self, seq_id: SeqId) -> None:
-        """The caller has enough of one sequence (a stop string came); between steps only. An unknown id is ignored."""
-        seq = self.seqs.get(seq_id)
-        if seq is None:
-            return
-        if self.flights or seq.request.num_unborn:
-            raise InvalidField("seq_id", seq_id, "a sequence with output, between two steps")
-        self._release(seq)
-
-    def _release(self, seq: LiveSeq) -> None:
-        self._end_seq(seq)
-        if self._emit is not None:
-            self._emit(Release(seq.seq_id))
-        self._forget_ended()
-
-    def reset_cache(self) -> bool:
-        """The prefix cache is emptied; False, and nothing changes, while one of its blocks is in use. O(cached)."""
-        if self.cache is not None:
-            blocks = self.cache.cached_blocks()
-            if self.pool.num_in_use(blocks):
-                return False
-            for block in blocks:
-                self.cache.evict(block)
-        if self._emit is not None:
-            self._emit(Reset())
-        return True
-
-    def _end_request(self, request: LiveRequest) -> None:
-        self._promised.difference_update(request.request.seq_ids if request.num_unborn else ())
-        for seq in tuple(request.seqs):
-            self._end_seq(seq)
-        if self._emit is not None:
-            self._emit(Abort(request.request.request_id))
-        self._forget_ended()
-
-    def _end_seq(self, seq: LiveSeq) -> None:
-        """The sequence is gone; with the last one of a request, so is the request."""
-        request = seq.request
-        self._drop_table(seq)
-        self._drop_host_table(seq)
-        del self.seqs[seq.seq_id]
-        request.seqs.remove(seq)
-        if request.running:
-            self._seats_taken -= 1
-        if not request.seqs:
-            del self.requests[request.request.request_id]
-            if request.running:
-                self._seats_taken -= request.num_unborn
-                request.running = False
-            else:
-                self.waiting.remove(request)
-
-    def _forget_ended(self) -> None:
-        """Requests that have ended leave the running ones. O(running), for all that ended in a step."""
-        self.running = [request for request in self.running if request.running]
 
 
 def _service_order(request: LiveRequest) -> tuple[int, int]:

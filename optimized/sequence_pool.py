@@ -245,7 +245,7 @@ class SequencePool:
     def complete(self, step_id: StepId) -> tuple[Event, ...]:
         if step_id not in self.pool.submitted:
             raise UnknownId("step", step_id)
-        self.pool.complete(step_id)
+        self.pool.drop_holds(self.pool.retire(step_id))
         return (Complete(step_id),)
 
     def snapshot(self) -> State:
@@ -262,7 +262,7 @@ class SequencePool:
                 for i, own in self.seqs.items()
             },
             flights={
-                i: Flight(blocks=step.blocks, holds=tuple(step.holds), submitted=True)
+                i: Flight(blocks=frozenset(step.blocks), holds=tuple(step.holds), submitted=True)
                 for i, step in self.pool.submitted.items()
             },
             cached={} if cache is None else {block: cache.key_of(block) for block in cache.cached_blocks()},

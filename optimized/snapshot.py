@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from optimized.pool import SubmittedStep
 from optimized.scheduler import Scheduler
 from optimized.sequences import LiveSeq
 from optimized.step import StepInFlight
@@ -23,7 +24,7 @@ def snapshot_of(scheduler: Scheduler) -> State:
         waiting=tuple(live.request.request_id for live in scheduler.waiting.in_order()),
         running=tuple(live.request.request_id for live in scheduler.running),
         num_preemptions={i: live.num_preemptions for i, live in requests.items() if live.num_preemptions},
-        flights={step_id: _flight(step) for step_id, step in scheduler.flights.items()},
+        flights={i: _flight(step, pool.submitted[i]) for i, step in scheduler.flights.items()},
         cached={} if cache is None else {block: cache.key_of(block) for block in cache.cached_blocks()},
         host_free=tuple(scheduler.host_free),
         host_tables={seq_id: seq.host_table for seq_id, seq in scheduler.seqs.items() if seq.host_table},
@@ -41,9 +42,8 @@ def _seq(seq: LiveSeq) -> Seq:
     )
 
 
-def _flight(step: StepInFlight) -> Flight:
-    scheduled: dict[SeqId, int] = {seq.seq_id: seq.num_scheduled for seq in step.scheduled}
-    blocks = frozenset(block for seq in step.scheduled for block in seq.table)
-    return Flight(
-        scheduled, blocks | set(step.holds), tuple(step.holds), submitted=True, preempting=bool(step.preempted)
-    )
+def _flight(step: StepInFlight, submitted: SubmittedStep) -> Flight:
+    scheduled: dict[SeqId, int] = {seq.seq_id: step.counts.get(seq, 1) for seq in step.scheduled}
+    blocks = frozenset(block for table in step.plan.block_tables for block in table)
+    holds = tuple(submitted.holds)
+    return Flight(scheduled, blocks | set(step.holds), holds, submitted=True, preempting=bool(step.preempted))

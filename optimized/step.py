@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from optimized.device import Failure
-from optimized.plan import BlockCopy, Swap
+from optimized.plan import BlockCopy, Plan, Swap
 from optimized.sequences import LiveSeq
 from spec.vocabulary import BlockId, FinishReason, RequestId, SeqId, StepId, Token
 
@@ -24,10 +24,17 @@ class StepInFlight:
     only_last_tokens: bool = True
     """Whether each scheduled sequence computes exactly its last token."""
     scheduled: list[LiveSeq] = field(default_factory=list)
+    counts: dict[LiveSeq, int] = field(default_factory=dict)
+    """How many tokens it computes of whom, unless that is one."""
     copies: list[BlockCopy] = field(default_factory=list)
     holds: list[BlockId] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
+    plan: Plan = field(default_factory=lambda: Plan(-1))
+    gone: set[SeqId] = field(default_factory=set)
+    """Scheduled sequences that have ended since. Nobody else has their ids before the step is over."""
+    is_torn: bool = False
+    """Whether a sequence has ended since that the plan may name."""
 
 
 @dataclass(slots=True)

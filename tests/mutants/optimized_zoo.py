@@ -1,10 +1,13 @@
 """Sabotaged optimized engines: faults in the pool, the scheduler, the plan and the prefix cache."""
 
+from dataclasses import replace
+
 from spec.vocabulary import AdmissionRule, Config, Recovery
 from tests.mutants.sabotage import Mutant
 
-_POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _SEQUENCES = (
-    f"{name}.py" for name in ("pool", "scheduler", "admission", "placement", "plan", "prefix_cache", "sequences")
+_POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _SEQUENCES, _ENGINE, _ROSTER = (
+    f"{name}.py"
+    for name in ("pool", "scheduler", "admission", "placement", "plan", "prefix_cache", "sequences", "engine", "roster")
 )
 
 
@@ -20,6 +23,15 @@ _CACHED = Config(num_blocks=32, block_size=1, max_num_seqs=4, max_model_len=6, p
 _PAIR = Config(num_blocks=32, block_size=4, max_num_seqs=2, max_model_len=12)
 _GUARDED = Config(num_blocks=8, block_size=1, max_num_seqs=4, max_model_len=4, watermark_blocks=5)
 _WINDOWED = Config(num_blocks=16, block_size=2, max_num_seqs=4, max_model_len=24, window=3)
+_CHUNKED = Config(num_blocks=16, block_size=2, max_num_seqs=4, max_num_batched_tokens=3, max_model_len=24)
+_TIGHT = Config(
+    num_blocks=6,
+    block_size=1,
+    max_num_seqs=4,
+    max_num_batched_tokens=3,
+    max_model_len=12,
+    admission_rule=AdmissionRule.OPTIMISTIC,
+)
 _ONE_SPARE = Config(num_blocks=2, block_size=2, watermark_blocks=1)
 
 
@@ -31,8 +43,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "the fast path writes a block that somebody shares",
         _SCHEDULER,
-        "if count == 1 and computed % block_size and budget and ref_count[seq.table[-1]] == 1:",
-        "if count == 1 and computed % block_size and budget:",
+        "if count == 1 and room % block_size and budget and ref_count[seq.table[-1]] == 1:",
+        "if count == 1 and room % block_size and budget:",
         "COW-2",
         "B-055",
     ),
@@ -115,7 +127,7 @@ OPTIMIZED_ZOO = [
     ),
     _fault(
         "an abort of a waiting request leaves it in the queue",
-        _SCHEDULER,
+        _ROSTER,
         "            else:\n                self.waiting.remove(request)",
         "            else:\n                pass",
         "SCHED-3",
@@ -142,8 +154,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "one block that the window has passed stays in the table",
         _SCHEDULER,
-        "            if count > 0:\n                self.pool.release(seq.table[:count])",
-        "            if count > 1:\n                self.pool.release(seq.table[:count])",
+        "            if count > 0:\n                self._give_back(seq, seq.table[:count])",
+        "            if count > 1:\n                self._give_back(seq, seq.table[:count])",
         "TABLE-11",
         "B-034",
         _WINDOWED,
@@ -151,7 +163,7 @@ OPTIMIZED_ZOO = [
     _fault(
         "what leaves the window is not given back",
         _SCHEDULER,
-        "                self.pool.release(seq.table[:count])\n",
+        "                self._give_back(seq, seq.table[:count])\n",
         "",
         "ALLOC-2",
         "B-155",
@@ -165,6 +177,61 @@ OPTIMIZED_ZOO = [
         "TABLE-1",
         "B-057",
         _WINDOWED,
+    ),
+    _fault(
+        "what a step in flight may touch is free at once",
+        _ROSTER,
+        "self.pool.submitted[step.step_id].blocks.update(blocks)",
+        "pass",
+        "ALLOC-5",
+        "",
+        _CHUNKED,
+    ),
+    _fault(
+        "the step that was begun last ends first",
+        _ENGINE,
+        "step = next(iter(self.scheduler.flights.values()))",
+        "step = next(reversed(self.scheduler.flights.values()))",
+        "API-3",
+        "",
+        replace(_CHUNKED, max_num_seqs=1),
+    ),
+    _fault(
+        "a step in flight sees which blocks have left the tables since",
+        _ENGINE,
+        "if step.is_torn else step.plan",
+        "if step.is_torn else replace("
+        "step.plan, num_dropped_blocks=tuple([seq.num_dropped_blocks for seq in step.scheduled]))",
+        "ATTN-1",
+        "",
+        replace(_CHUNKED, window=2),
+    ),
+    _fault(
+        "the end of a step forgets what the next one has scheduled",
+        _SCHEDULER,
+        "            seq.num_scheduled -= count\n",
+        "            seq.num_scheduled = 0\n",
+        "TABLE-1",
+        "",
+        _CHUNKED,
+    ),
+    _fault(
+        "somebody is preempted while another step is in flight",
+        _SCHEDULER,
+        "            if self.flights:\n                return False\n",
+        "",
+        "PREEMPT-7",
+        "",
+        _TIGHT,
+    ),
+    _fault(
+        "the name of what is aborted in flight is given to somebody else",
+        _ROSTER,
+        "in_flight = any(seq_id in step.gone for step in self.flights.values())",
+        "in_flight = False",
+        "SCHED-8",
+        "",
+        _CHUNKED,
     ),
     _fault(
         "the reads begin at the first block of the table",

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spec.engine import Capability, Engine, InvalidRequest, StepReport
+from spec.engine import Capability, InvalidRequest, OverlappedEngine, StepReport
 from spec.vocabulary import (
     AdmissionRule,
     Config,
@@ -50,13 +50,13 @@ def config_for(seed: int, capabilities: frozenset[Capability] = frozenset()) -> 
 class Caller:
     """Does the same to several engines and demands the same answers and the same states of all."""
 
-    def __init__(self, config: Config, engines: Sequence[Engine], seed: int) -> None:
+    def __init__(self, config: Config, engines: Sequence[OverlappedEngine], seed: int) -> None:
         self.config = config
         self.engines = engines
         self.rng = random.Random(seed)
         self.num_requests = 0
         self.num_seqs = 0
-        self.num_tokens = 0
+        self.most_in_flight = 0
 
     def run(self, num_calls: int) -> None:
         """So many calls; then whatever is left runs to its end."""
@@ -71,12 +71,13 @@ class Caller:
             self.fork,
             self.abort,
             self.reset,
+            *((self.begin_step, self.overlap, self.overlap) if self.rng.random() < 0.5 else ()),
         )
         for _ in range(num_calls):
             self.rng.choice(calls)()
             self.compare()
         for _ in range(10_000):
-            if not self.state.requests:
+            if not self.state.requests and not self.state.flights:
                 return
             self.step()
             self.compare()
@@ -106,8 +107,25 @@ class Caller:
         self.same(lambda engine: _refusable(lambda: engine.add(request)))
 
     def step(self) -> None:
-        reports = self.same(lambda engine: _abstract_report(engine.step(next_token)))
-        self.num_tokens += len(reports.emitted)
+        """A whole step, or the end of the oldest one in flight."""
+        if self.state.flights:
+            self.end_step()
+        else:
+            self.same(lambda engine: _abstract_report(engine.step(next_token)))
+
+    def begin_step(self) -> None:
+        self.same(lambda engine: _refusable(engine.begin_step))
+        self.most_in_flight = max(self.most_in_flight, len(self.state.flights))
+
+    def overlap(self) -> None:
+        """The oldest step ends while the next one is in flight; somebody may have come in between."""
+        self.begin_step()
+        self.add()
+        self.begin_step()
+        self.end_step()
+
+    def end_step(self) -> None:
+        self.same(lambda engine: _abstract_report(engine.end_step(next_token)))
 
     def fork(self) -> None:
         seqs = list(self.state.seqs)
@@ -125,7 +143,7 @@ class Caller:
         if self.rng.random() < 0.2:
             self.same(lambda engine: engine.reset_cache())
 
-    def same(self, call: Callable[[Engine], object]) -> object:
+    def same(self, call: Callable[[OverlappedEngine], object]) -> object:
         answers = [call(engine) for engine in self.engines]
         for engine, answer in zip(self.engines[1:], answers[1:], strict=True):
             assert answer == answers[0], (
@@ -168,5 +186,14 @@ def up_to_names(state: State) -> object:
         "num_preemptions": {i: n for i, n in sorted(state.num_preemptions.items()) if n},
         "cached": {name[b]: key for b, key in state.cached.items() if b in name},
         "cached and free": [state.cached[b] for b in state.free if b in state.cached],
+        "flights": {
+            i: (
+                flight.scheduled,
+                sorted(name[b] for b in flight.blocks if b in name),
+                len(flight.blocks),
+                len(flight.holds),
+            )
+            for i, flight in state.flights.items()
+        },
         "host": (len(state.host_free), {i: len(table) for i, table in sorted(state.host_tables.items())}),
     }

@@ -40,15 +40,17 @@ def test_a_plan_is_the_same_after_json(seed: int) -> None:
         assert hash(again) == hash(plan)
 
 
-def test_an_abort_between_schedule_and_commit_ends_with_the_step() -> None:
+def test_alloc_5_what_is_aborted_between_schedule_and_commit_is_free_when_the_step_ends() -> None:
     device = SymbolicDevice(TIGHT.block_size, next_token)
     core = EngineCore(TIGHT, device, Follower(TIGHT, "optimized"))
     core.add(Request(0, (0, 1), max_tokens=3, seq_ids=(0, 1)))
     core.add(Request(1, (0,), max_tokens=3, seq_ids=(2,)))
     plan = core.schedule()
     core.abort(0)
-    assert core.snapshot().running == (0, 1)  # ALLOC-5: the device may still touch its blocks
-    core.commit(plan, device.run(plan))
+    assert core.snapshot().running == (1,)
+    assert core.scheduler.pool.num_free == 2
+    outcome = core.commit(plan, device.run(plan))
+    assert outcome.seq_ids == (2,)
     assert core.snapshot().running == (1,)
     assert core.scheduler.pool.num_free == 3
 

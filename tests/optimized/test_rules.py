@@ -7,7 +7,6 @@ import pytest
 import reference
 from optimized.engine import SymbolicEngine, make_engine
 from spec.conformance.judge import Follower
-from spec.conformance.machine import machine_for
 from tests.optimized.driver import Caller, config_for
 
 SEEDS = range(60)
@@ -17,7 +16,7 @@ SEEDS = range(60)
 def test_every_event_keeps_every_rule(seed: int) -> None:
     config = config_for(seed, SymbolicEngine.profile.capabilities)
     engine = make_engine(config, Follower(config, "optimized"))
-    Caller(config, [engine], seed).run(num_calls=40)
+    Caller(config, [engine], seed).run(num_calls=60)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -33,10 +32,15 @@ def test_the_driver_reaches_every_situation() -> None:
     for seed in SEEDS:
         config = config_for(seed, SymbolicEngine.profile.capabilities)
         engine = make_engine(config)
-        Caller(config, [engine], seed).run(num_calls=40)
+        caller = Caller(config, [engine], seed)
+        caller.run(num_calls=60)
         seen.update(engine.core.stats())
-    for situation in ("num_preemptions", "num_blocks_copied", "num_blocks_swapped_out", "num_cache_hits"):
+        seen["two in flight"] += caller.most_in_flight == 2
+    for situation in (
+        "num_preemptions",
+        "num_blocks_copied",
+        "num_blocks_swapped_out",
+        "num_cache_hits",
+        "two in flight",
+    ):
         assert seen[situation] > 0, situation
-
-
-EngineMachine = machine_for(make_engine).TestCase
