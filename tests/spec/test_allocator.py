@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec.allocator import blocks_in, blocks_needed, blocks_taken, holders, kv_bytes_per_token, wasted_slots
+from spec.allocator import blocks_in, blocks_needed, blocks_taken, give_back, holders, kv_bytes_per_token, wasted_slots
 from spec.broken import ALONE, EMPTY, EMPTY_PAIRS, FORKED, SWAPPED, follow, stored
 from spec.vocabulary import (
     Allocate,
@@ -53,6 +53,11 @@ def test_blocks_in_is_the_greatest_number_that_fits(num_bytes: int, block_size: 
 
 def test_holders_are_table_entries_and_holds_in_flight() -> None:
     assert holders(replace(FORKED, flights={1: Flight(holds=(0, 2))})) == {0: 3, 2: 1}
+
+
+def test_a_block_that_does_not_exist_hides_no_other() -> None:
+    assert give_back(ALONE, (0, 9)) == give_back(ALONE, (0,))
+    assert give_back(ALONE, (0,)).free == (1, 2, 0)
 
 
 def test_only_allocation_copy_and_swap_in_take_free_blocks() -> None:

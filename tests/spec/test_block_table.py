@@ -183,3 +183,13 @@ def test_dropped_blocks_are_counted_in_tokens() -> None:
 def test_table_11_passed_blocks_are_given_back() -> None:
     allows("TABLE-11", STEP_1, Append(0, (7,)), Complete(1))
     bites("TABLE-11")
+
+
+def test_table_11_a_block_is_passed_with_its_last_position() -> None:
+    """Of two computed tokens and one to come, a window of two sees the second one, and a window of one neither."""
+    for window, judge in ((2, allows), (1, forbids)):
+        judge("TABLE-11", replace(STEP_1, config=replace(STEP_1.config, window=window)), Append(0, (7,)), Complete(1))
+
+
+def test_a_sequence_begins_with_an_empty_table() -> None:
+    assert follow(EMPTY, Start(0, (5,))).block_tables == {0: ()}

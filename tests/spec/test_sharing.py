@@ -153,6 +153,11 @@ def test_cow_4_the_target_is_not_written_before_either() -> None:
     forbids("COW-4", start, Copy(1, 0, 0, 1))
 
 
+def test_cow_4_any_slot_of_a_block_is_a_write_to_it() -> None:
+    start = follow(FORKED, *stored(2, (8,), (1,), block_size=2), Append(2, (9,)), Begin(1), Allocate(2, 1, ()))
+    forbids("COW-4", start, Submit(1), Write(2, 1, (3,)), Copy(1, 0, 0, 1))
+
+
 def test_cow_5_a_copy_replaces_its_source() -> None:
     allows("COW-5", FORKED, Copy(1, 0, 0, 1))
     bites("COW-5")
