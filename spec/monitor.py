@@ -55,13 +55,8 @@ from spec.vocabulary import (
 
 CONTENTS, AHEAD = "it needs the contents of every slot", "it looks ahead over every running request"
 UNCOUNTED: Mapping[str, str] = {
-    "TABLE-5": CONTENTS,
-    "CACHE-1": CONTENTS,
-    "SWAP-3": CONTENTS,
-    "ATTN-1": CONTENTS,
-    "PREEMPT-5": AHEAD,
-    "SCHED-11": AHEAD,
-    "SCHED-12": AHEAD,
+    **dict.fromkeys(("TABLE-5", "CACHE-1", "SWAP-3", "ATTN-1"), CONTENTS),
+    **dict.fromkeys(("PREEMPT-5", "SCHED-11", "SCHED-12"), AHEAD),
 }
 """The rules that a monitor leaves to a replay, and why."""
 
@@ -85,6 +80,12 @@ class Monitor(Mirror):
         method = METHODS.get(type(event))
         if method is None or not method(self, **vars(event)):
             self.judge(event)
+
+    def copy(self) -> "Monitor":
+        """One that goes on from here on its own. O(pool)."""
+        other = Monitor(self.config, self.engine)
+        other.load(self.state())
+        return other
 
     def settled(self, snapshot: Callable[[], State]) -> None:
         """Nothing: what an engine shows is judged by ``shown``."""
@@ -459,9 +460,6 @@ class Monitor(Mirror):
     def _refuse(self, call: Event) -> bool:
         return isinstance(call, Add) and not is_servable(self.config, call.request)
 
-    def _observe(self) -> bool:
-        return True
-
 
 def _slots(table: tuple[BlockId, ...], start: int, count: int, size: int) -> list[Slot]:
     """The slots of ``count`` positions of a table from ``start`` on, block by block; fewer where the table ends."""
@@ -495,6 +493,6 @@ METHODS: Mapping[type, Callable[..., bool]] = {
     Publish: Monitor._publish,
     Evict: Monitor._evict,
     Refuse: Monitor._refuse,
-    Observe: Monitor._observe,
+    Observe: lambda monitor: True,
 }
 """How a monitor counts each kind of event; the others are judged by the rules at once."""

@@ -148,6 +148,10 @@ MOST_TOKENS = 16
 """A longer sequence is shown by its beginning and its end."""
 
 
+MANY_BLOCKS = 64
+"""A pool of more blocks is drawn as a field of small squares, and its sequences by their numbers only."""
+
+
 def _lines(s: State) -> Iterator[Line]:
     if s.requests:
         yield Line("running", _tokens(s.running))
@@ -156,7 +160,17 @@ def _lines(s: State) -> Iterator[Line]:
         tokens = [*map(str, seq.tokens[: seq.num_prompt_tokens])]
         tokens += ["+", *map(str, seq.tokens[seq.num_prompt_tokens :])] if seq.num_output_tokens > 0 else []
         shown = tokens if len(tokens) <= MOST_TOKENS else [*tokens[: MOST_TOKENS - 4], "...", *tokens[-3:]]
+        if len(_tokens(shown)) > 5 * MOST_TOKENS:
+            shown = [*tokens[:5], "...", *tokens[-3:]]
         counts = f"computed {seq.num_computed_tokens} of {seq.num_tokens}"
+        if s.config.num_blocks > MANY_BLOCKS:
+            where = (
+                f"{len(s.host_tables[i])} host blocks"
+                if i in s.host_tables
+                else f"{len(s.block_tables.get(i, ()))} blocks"
+            )
+            yield Line(f"seq {i}", f"{counts}   {where}", seq.request_id)
+            continue
         yield Line(f"seq {i}", f"{_tokens(shown)}   {counts}   {_where(s, i)}", seq.request_id)
 
 
@@ -231,7 +245,7 @@ VARIABLES = {
     **{f"request{i}": pair for i, pair in enumerate(COLOURS)},
 }
 WIDTH, MARGIN, ROW, LETTER = 720, 12, 18, 7.3
-BLOCK_HEIGHT, GAP = 26, 14
+BLOCK_HEIGHT, GAP, SMALL = 26, 14, 16
 
 
 def style() -> str:
@@ -253,6 +267,7 @@ def style() -> str:
         f".kv-free{{fill:none;{paint('line', 'stroke')}stroke-dasharray:3 3}}"
         f".kv-changed{{fill:none;{paint('mark', 'stroke')}stroke-width:2.5}}"
         f".kv-hatch{{{paint('ink', 'stroke')}stroke-width:1.2;stroke-opacity:.45}}"
+        f".kv-hatch-free{{{paint('line', 'fill')}fill-opacity:.35}}"
         f".kv-cell{{{paint('line', 'stroke')}stroke-opacity:.5}}"
         + "".join(f".kv-request{i}{{{paint(f'request{i}', 'fill')}}}" for i in range(len(COLOURS)))
     )
@@ -272,14 +287,39 @@ def svg(pictures: Map | Sequence[Map], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="kv" role="img" aria-labelledby="{hatch}t {hatch}d" '
         f'width="{wide}" height="{top:g}" viewBox="0 0 {wide} {top:g}">'
     )
-    pattern = (
-        f'<defs><pattern id="{hatch}" width="6" height="6" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><path class="kv-hatch" d="M0 0V6"/></pattern></defs>'
-    )
     words = escape(" ".join(describe(picture) for picture in maps))
     alternative = [f'<title id="{hatch}t">{escape(title)}</title>', f'<desc id="{hatch}d">{words}</desc>']
     back = f'<rect class="kv-back" width="{wide}" height="{top:g}"/>'
-    return "\n".join([head, *alternative, f"<style>{style()}</style>", pattern, back, *body, "</svg>\n"])
+    return "\n".join([head, *alternative, f"<style>{style()}</style>", pattern(hatch), back, *body, "</svg>\n"])
+
+
+@dataclass(frozen=True)
+class Film:
+    """Maps of one engine, drawn over each other: pieces of SVG, and for each map the pieces that it is made of. A block
+    that did not change is one piece in many maps."""
+
+    width: float
+    height: float
+    defs: str
+    pieces: tuple[str, ...]
+    frames: tuple[tuple[int, ...], ...]
+
+
+def film(maps: Sequence[Map]) -> Film:
+    """The maps, all in one layout."""
+    shape, places, high = _shape(maps, "kvfilm"), dict[str, int](), float(MARGIN)
+    drawn = [_svg_map(picture, MARGIN, shape) for picture in maps]
+    frames = tuple(tuple(places.setdefault(piece, len(places)) for piece in pieces) for pieces, _ in drawn)
+    high = max((bottom for _, bottom in drawn), default=high)
+    return Film(WIDTH + 2 * MARGIN, high, pattern("kvfilm"), tuple(places), frames)
+
+
+def pattern(name: str) -> str:
+    """How shared blocks are hatched."""
+    return (
+        f'<defs><pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><path class="kv-hatch" d="M0 0V6"/></pattern></defs>'
+    )
 
 
 def describe(picture: Map) -> str:
@@ -306,15 +346,18 @@ def _describe_block(name: str, block: Block) -> str:
 @dataclass(frozen=True)
 class Shape:
     """What all blocks of a picture have in common: the widths of a slot and of a block with the gap after it, whether
-    slots are wide enough for tokens, and the pattern of shared blocks."""
+    slots are wide enough for tokens, the pattern of shared blocks, and whether a block is one small square."""
 
     slot: float
     column: float
     tokens: bool
     hatch: str
+    small: bool = False
 
 
 def _shape(maps: Sequence[Map], hatch: str) -> Shape:
+    if any(len(picture.blocks) > MANY_BLOCKS for picture in maps):
+        return Shape(SMALL - 2, SMALL, False, hatch, small=True)
     blocks = [block for picture in maps for block in (*picture.blocks, *picture.host_blocks)]
     num_slots = max((len(block.slots) for block in blocks), default=1)
     longest = max((len(look) for block in blocks for look in block.slots), default=1)
@@ -336,12 +379,14 @@ def _svg_map(picture: Map, top: float, shape: Shape) -> tuple[list[str], float]:
         top += ROW + 4
     for name, blocks in (("device", picture.blocks), ("host", picture.host_blocks)):
         for row in _rows(blocks, [shape.column] * len(blocks), WIDTH - 60 + GAP):
-            out.append(_svg_text("kv-quiet", MARGIN, top + ROW + 17, name))
+            out.append(_svg_text("kv-quiet", MARGIN, top + (10 if shape.small else ROW + 17), name))
             left: float = MARGIN + 60
             for block in row:
-                out += _svg_block(block, left, top, shape)
+                draw = _svg_small_block if shape.small else _svg_block
+                out.append("\n".join(draw(block, left, top, shape)))
                 left += shape.column
-            top += BLOCK_HEIGHT + 2 * ROW + 8
+            top += SMALL if shape.small else BLOCK_HEIGHT + 2 * ROW + 8
+        top += 8 if shape.small and blocks else 0
     for line in picture.lines:
         if line.request is not None:
             colour = line.request % len(COLOURS)
@@ -352,6 +397,20 @@ def _svg_map(picture: Map, top: float, shape: Shape) -> tuple[list[str], float]:
         out.append(_svg_text("kv-ink", MARGIN + 62, top + 12, line.text))
         top += ROW
     return out, top + MARGIN
+
+
+def _svg_small_block(block: Block, left: float, top: float, shape: Shape) -> Iterator[str]:
+    """A square as full as the block; what it holds is said where the pointer rests."""
+    place = f'x="{left:g}" width="{shape.slot:g}"'
+    outline = f'{place} y="{top:g}" height="{shape.slot:g}" rx="2"'
+    high = shape.slot * sum(look not in (EMPTY, PLANNED) for look in block.slots) / len(block.slots)
+    if high:
+        fill = "kv-hatch-free" if block.request is None else f"kv-request{block.request % len(COLOURS)}"
+        yield f'<rect class="{fill}" {place} y="{top + shape.slot - high:.1f}" height="{high:.1f}"/>'
+    if block.shared:
+        yield f'<rect fill="url(#{shape.hatch})" {outline}/>'
+    look = "kv-changed" if block.changed else "kv-box" if block.held else "kv-free"
+    yield f'<rect class="{look}" {outline}><title>{escape(f"block {block.block_id}: {_svg_label(block)}")}</title></rect>'
 
 
 def _svg_block(block: Block, left: float, top: float, shape: Shape) -> Iterator[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from optimized.cli.screen import Screen, one_line, printable
+from optimized.cli.traces import CLEAR, replay
 from optimized.doctor import BASE, EXTRAS
-from spec.trace import Trace, dumps
+from spec.trace import Trace, dumps, load
 from spec.vocabulary import Allocate, Config, Start
 from tests.cli.conftest import ROOT, Process, Run
 
@@ -168,6 +169,51 @@ def test_replay_follows_without_judging(run: Run, log: Path) -> None:
     assert result.exit_code == 0
     assert "Allocate(seq=0, num_tokens=3, blocks=(0, 1))" in result.stdout
     assert json.loads(run("trace", "replay", log, "--json").stdout)["block_tables"] == {"0": [0, 1], "1": [0]}
+
+
+def test_replay_shows_a_part_and_where_it_leads(run: Run, log: Path) -> None:
+    shown = run("trace", "replay", log, "--from", 2, "--to", 2).stdout.splitlines()
+    assert shown[0].split(maxsplit=1) == ["2", "Allocate(seq=0, num_tokens=3, blocks=(0, 1))"]
+    assert shown[2].split() == ["block", "0", "x1", "1", "x1", "2"]
+    assert shown[-1] == "mine: 2 events lead to 1 of 3 blocks free, 0 requests that run and 0 that wait"
+
+
+def test_replay_steps_through_a_terminal(
+    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which is none that is typed into, since what is typed before it listens is lost."""
+    keys = iter("npnn x nnpq")
+    monkeypatch.setattr("typer.getchar", lambda: next(keys))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    replay(log)
+    screens = capsys.readouterr().out.split(CLEAR)[1:]
+    assert [int(screen.split()[1]) for screen in screens] == [0, 1, 0, 1, 2, 3, 3, 4, 4, 4, 3]
+    assert screens[1].startswith("event 1 of 4: Start seq 0, tokens 5 6 7\n")
+    assert "seq 0   5 6 7   computed 0 of 3   table none" in screens[1]
+    assert screens[-1].endswith("n: next   p: previous   q: quit\n")
+
+
+@pytest.mark.parametrize("ending", ["html", "svg"])
+def test_render_draws_one_whole_file(run: Run, log: Path, tmp_path: Path, ending: str) -> None:
+    output = tmp_path / f"out.{ending}"
+    result = run("trace", "render", log, "-o", output)
+    assert result.stdout == f"{output}: 4 steps of 0 requests, 4 maps\n"
+    assert "Allocate seq 1, num_tokens 1, blocks 0" in output.read_text()
+    assert list(tmp_path.glob("*.part")) == []
+    result = run("trace", "render", log, "-o", tmp_path / "out.png")
+    assert (result.exit_code, "must be a file whose name ends in .html or .svg" in result.stderr) == (2, True)
+
+
+def test_shrink_leaves_what_breaks_the_rule(run: Run, log: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    assert run("trace", "shrink", log, "-o", small).stdout == f"{small}: 4 of 4 events break ALLOC-4\n"
+    assert run("trace", "check", small).stderr.startswith("ALLOC-4 ")
+    assert load(small).config.num_blocks == 2
+    assert run("trace", "shrink", small, "-o", tmp_path / "a").exit_code == 0
+    log.write_text(dumps(Trace(Config(num_blocks=3))))
+    result = run("trace", "shrink", log, "-o", small)
+    assert (result.exit_code, result.stderr) == (1, f"{log}: every rule holds, so there is nothing to shrink\n")
 
 
 def test_a_log_that_is_none_is_refused_with_its_line(run: Run, log: Path) -> None:
