@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -173,8 +173,8 @@ def decode_batch(scheduled: Sequence[LiveSeq], block_size: int) -> Batch:
     )
 
 
-def mixed_batch(scheduled: Sequence[LiveSeq], counts: Mapping[LiveSeq, int], block_size: int) -> Batch:
-    """The arrays for any sequences; ``counts`` says how many tokens of whom, unless it is one.
+def mixed_batch(scheduled: Sequence[LiveSeq], counts: Sequence[int], block_size: int) -> Batch:
+    """The arrays for any sequences, and any number of tokens of each.
 
     O(tokens), with a small constant for the tokens of a prompt.
     """
@@ -183,10 +183,10 @@ def mixed_batch(scheduled: Sequence[LiveSeq], counts: Mapping[LiveSeq, int], blo
     slots: list[Slot] = []
     sample_rows: list[int] = []
     sample_seq_ids: list[SeqId] = []
-    for seq in scheduled:
-        stop = seq.num_computed + seq.num_scheduled
-        start = stop - counts.get(seq, 1)
-        if stop - start == 1:  # by far the most sequences, and the slower way costs them twice the time
+    seq_lens = [seq.num_computed + seq.num_scheduled for seq in scheduled]
+    for seq, count, stop in zip(scheduled, counts, seq_lens, strict=True):
+        start = stop - count
+        if count == 1:  # by far the most sequences, and the slower way costs them twice the time
             token_ids.append(seq.tokens[start])
             positions.append(start)
             slots.append(seq.table[-1] * block_size + start % block_size)
@@ -206,12 +206,12 @@ def mixed_batch(scheduled: Sequence[LiveSeq], counts: Mapping[LiveSeq, int], blo
             sample_seq_ids += sampled
     return Batch(
         tuple([seq.seq_id for seq in scheduled]),
-        query_start=(0, *accumulate([counts.get(seq, 1) for seq in scheduled])),
+        query_start=(0, *accumulate(counts)),
         token_ids=tuple(token_ids),
         positions=tuple(positions),
         slot_mapping=tuple(slots),
         block_tables=tuple([seq.table for seq in scheduled]),
-        seq_lens=tuple([seq.num_computed + seq.num_scheduled for seq in scheduled]),
+        seq_lens=tuple(seq_lens),
         sample_rows=tuple(sample_rows),
         sample_seq_ids=tuple(sample_seq_ids),
     )

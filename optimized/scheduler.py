@@ -78,7 +78,7 @@ class Scheduler(Roster):
     def _schedule_running(self, step: StepInFlight) -> bool:
         """Whoever runs gets what is missing, while budget and blocks last. False if the blocks did not last."""
         running, block_size, ref_count = self.running, self.config.block_size, self.pool.ref_count
-        scheduled, budget, observer = step.scheduled, step.budget, self._observer
+        scheduled, counts, budget, observer = step.scheduled, step.counts, step.budget, self._observer
         singles: list[SeqId] = []  # who got room for a token without a block, while nobody was told yet
         index = 0
         while index < len(running) and budget:
@@ -91,6 +91,7 @@ class Scheduler(Roster):
                 if count == 1 and room % block_size and budget and ref_count[seq.table[-1]] == 1:
                     seq.num_scheduled += 1
                     scheduled.append(seq)
+                    counts.append(1)
                     budget -= 1
                     if observer is not None:
                         singles.append(seq.seq_id)
@@ -137,8 +138,7 @@ class Scheduler(Roster):
             seq.table += blocks
         seq.num_scheduled += count
         step.scheduled.append(seq)
-        if count != 1:
-            step.counts[seq] = count
+        step.counts.append(count)
         step.budget -= count
         step.only_last_tokens &= count == 1 == len(seq.tokens) - room
         if self._emit is not None:
@@ -185,8 +185,8 @@ class Scheduler(Roster):
                 seq.num_computed = seq.num_dropped_blocks = 0
         if in_step:
             # In place: whoever schedules goes on with these lists. Sources of copies stay held until the step is over.
-            step.scheduled[:] = [seq for seq in step.scheduled if seq.request is not request]
-            step.counts = {seq: count for seq, count in step.counts.items() if seq.request is not request}
+            kept = [i for i, seq in enumerate(step.scheduled) if seq.request is not request]
+            step.scheduled[:], step.counts[:] = [step.scheduled[i] for i in kept], [step.counts[i] for i in kept]
             seq_ids = {seq.seq_id for seq in request.seqs}
             step.copies[:] = [copy for copy in step.copies if copy.seq_id not in seq_ids]
         self.running.pop()
@@ -278,7 +278,8 @@ class Scheduler(Roster):
         step = self.flights.pop(plan.step_id)
         holds = self.pool.retire(plan.step_id)
         if step.is_torn:
-            step.scheduled = [seq for seq in step.scheduled if seq.seq_id not in step.gone]
+            kept = [i for i, seq in enumerate(step.scheduled) if seq.seq_id not in step.gone]
+            step.scheduled, step.counts = [step.scheduled[i] for i in kept], [step.counts[i] for i in kept]
             plan, left = live_part(plan, self.seqs)
             sampled = [sampled[index] for index in left]
         if self._observer is not None:
@@ -302,9 +303,8 @@ class Scheduler(Roster):
 
     def _compute(self, step: StepInFlight) -> None:
         """The scheduled tokens are computed; the blocks that they have filled can be found from now on (CACHE-6)."""
-        block_size, counts, filled = self.config.block_size, step.counts, []
-        for seq in step.scheduled:
-            count = counts.get(seq, 1) if counts else 1
+        block_size, filled = self.config.block_size, []
+        for seq, count in zip(step.scheduled, step.counts, strict=True):
             seq.num_scheduled -= count
             seq.num_computed = computed = seq.num_computed + count
             if computed % block_size < count:

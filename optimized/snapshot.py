@@ -6,7 +6,7 @@ from optimized.pool import SubmittedStep
 from optimized.scheduler import Scheduler
 from optimized.sequences import LiveSeq
 from optimized.step import StepInFlight
-from spec.vocabulary import Flight, Seq, SeqId, State
+from spec.vocabulary import Flight, Seq, State
 
 
 def snapshot_of(scheduler: Scheduler) -> State:
@@ -43,7 +43,7 @@ def _seq(seq: LiveSeq) -> Seq:
 
 
 def _flight(step: StepInFlight, submitted: SubmittedStep) -> Flight:
-    scheduled: dict[SeqId, int] = {seq.seq_id: step.counts.get(seq, 1) for seq in step.scheduled}
+    scheduled = dict(zip(step.plan.seq_ids, step.counts, strict=True))
     blocks = frozenset(block for table in step.plan.block_tables for block in table)
     holds = tuple(submitted.holds)
     return Flight(scheduled, blocks | set(step.holds), holds, submitted=True, preempting=bool(step.preempted))

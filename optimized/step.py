@@ -24,8 +24,8 @@ class StepInFlight:
     only_last_tokens: bool = True
     """Whether each scheduled sequence computes exactly its last token."""
     scheduled: list[LiveSeq] = field(default_factory=list)
-    counts: dict[LiveSeq, int] = field(default_factory=dict)
-    """How many tokens it computes of whom, unless that is one."""
+    counts: list[int] = field(default_factory=list)
+    """How many tokens it computes of each."""
     copies: list[BlockCopy] = field(default_factory=list)
     holds: list[BlockId] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)

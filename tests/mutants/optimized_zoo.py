@@ -96,8 +96,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "the lengths leave out the tokens of this step",
         _PLAN,
-        "seq_lens=tuple([seq.num_computed + seq.num_scheduled for seq in scheduled])",
-        "seq_lens=tuple([max(1, seq.num_computed) for seq in scheduled])",
+        "seq_lens=tuple(seq_lens)",
+        "seq_lens=tuple([max(1, stop - count) for stop, count in zip(seq_lens, counts)])",
         "ATTN-3",
         "B-139",
     ),
