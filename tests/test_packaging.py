@@ -1,5 +1,6 @@
 """What is installed: every module of the four packages and nothing else, under a version that other tools tolerate."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -139,3 +140,34 @@ def test_a_readme_command_is_one_line_with_the_constraints(name: str) -> None:
 def test_the_budgets_of_ci_add_up_to_half_an_hour() -> None:
     budgets = re.findall(r"^stage '[^']+' (\d+) ", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert sum(int(budget) for budget in budgets) <= 1800
+
+
+@pytest.mark.slow
+def test_the_wheel_judges_an_engine_outside_of_the_repository(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Its plugin is found by its entry point, and the tests of the suite are in it."""
+    site, folder = tmp_path / "site", tmp_path / "elsewhere"
+    wheel.extractall(site)
+    folder.mkdir()
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "--pyargs",
+        "spec.conformance",
+        "--engine",
+        "reference:make_engine",
+    ]
+    done = subprocess.run(
+        [*command, "-k", "in_their_order", "--conformance-max-examples", "3", "-v"],
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    version = PROJECT["project"]["version"]
+    assert f"kvproof {version}: judging reference:make_engine (an engine called reference)" in done.stdout

@@ -30,6 +30,8 @@ NO_ENGINE = "no engine is given: --engine MODULE:NAME"
 NO_SERVER = "no server is given: --conformance-url http://host:port/v1"
 REPORT_FORMAT, REPORT_VERSION = "kvproof conformance report", 1
 MAX_EXAMPLES = 100
+PROPERTY = "kvproof"
+"""The name under which a report of pytest's carries ours."""
 
 
 class Incomplete(Exception):
@@ -117,55 +119,37 @@ class Suite:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if item.path.parent != FOLDER:
+        if item.path.parent != FOLDER or (report.when != "call" and report.passed):
             return report
         error = call.excinfo.value if call.excinfo else None
         if isinstance(error, Incomplete):  # whatever an expected failure makes of it
             report.outcome, report.longrepr = "failed", f"{_id(item)} is incomplete: {error}"
-            report.user_properties.append(("conformance", "incomplete"))
             vars(report).pop("wasxfail", None)
         elif isinstance(error, Failed) and report.outcome == "failed":
             report.longrepr = str(error) + _causes(error.why)
-        self._note(item, report, error)
+        report.user_properties.append((PROPERTY, _outcome(item, report, error)))
         return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Told where the tests run, and where pytest-xdist gathers what its workers ran."""
+        if (outcome := _carried(report)) is not None:
+            self.outcomes[str(outcome["id"])] = outcome
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        if isinstance(report, pytest.TestReport) and ("conformance", "incomplete") in report.user_properties:
-            return "incomplete", "I", "INCOMPLETE"
-        return None
+        outcome = _carried(report)
+        return ("incomplete", "I", "INCOMPLETE") if outcome and outcome["outcome"] == "incomplete" else None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.getreports("incomplete"):
             terminalreporter.write_line(f"INCOMPLETE {report.longrepr}")
 
-    def pytest_sessionfinish(self) -> None:
-        if self.report_path is not None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        is_worker = hasattr(session.config, "workerinput")
+        if self.report_path is not None and not is_worker:
             self.report_path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     # The report
-
-    def _note(self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> None:
-        if report.when != "call" and report.passed:
-            return
-        outcome: str = report.outcome
-        if ("conformance", "incomplete") in report.user_properties:
-            outcome = "incomplete"
-        elif hasattr(report, "wasxfail"):
-            outcome = "xfailed"
-        elif outcome == "failed" and report.when != "call":
-            outcome = "error"
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
-        self.outcomes[_id(item)] = {
-            "id": _id(item),
-            "level": level_of(item),
-            "outcome": outcome,
-            "reason": reason.removeprefix("Skipped: "),
-            "duration_s": round(report.duration, 3),
-        }
-        if isinstance(error, Failed):
-            found = {"rule": error.rule, "method": error.method, "sentence": headline(error.why), "test": error.test}
-            self.outcomes[_id(item)].update(found)
 
     def as_json(self) -> dict[str, object]:
         """The report: what was judged, how, and what came of each test."""
@@ -183,6 +167,34 @@ class Suite:
             "time_budget_s": self.budget_s,
             "tests": list(self.outcomes.values()),
         }
+
+
+def _carried(report: pytest.TestReport) -> dict[str, object] | None:
+    """Our outcome in a report of pytest's; that of a collection carries none."""
+    found = dict(getattr(report, "user_properties", ())).get(PROPERTY)
+    return found if isinstance(found, dict) else None
+
+
+def _outcome(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> dict[str, object]:
+    """What came of a test, as plain data."""
+    outcome: str = report.outcome
+    if isinstance(error, Incomplete):
+        outcome = "incomplete"
+    elif hasattr(report, "wasxfail"):
+        outcome = "xfailed"
+    elif outcome == "failed" and report.when != "call":
+        outcome = "error"
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+    found: dict[str, object] = {
+        "id": _id(item),
+        "level": level_of(item),
+        "outcome": outcome,
+        "reason": reason.removeprefix("Skipped: "),
+        "duration_s": round(report.duration, 3),
+    }
+    if isinstance(error, Failed):
+        found |= {"rule": error.rule, "method": error.method, "sentence": headline(error.why), "test": error.test}
+    return found
 
 
 def profile_as_json(profile: Profile | None) -> dict[str, object] | None:

@@ -203,3 +203,44 @@ class StopsForThree(Adapter):
 
     def step(self, token_source):
         return StepReport() if len(super().snapshot().requests) == 3 else super().step(token_source)
+
+
+class Pool:
+    """The reference pool, by delegation."""
+
+    def __init__(self, config: Config) -> None:
+        self.pool = reference.make_pool(config)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.pool, name)
+
+
+class RaisesOnRelease(Pool):
+    def release(self, seq):
+        raise KeyError(seq)
+
+
+class TakesChances(Pool):
+    """Begins with another block each time."""
+
+    number = 0
+
+    def __init__(self, config):
+        super().__init__(config)
+        TakesChances.number += 1
+        first = TakesChances.number % config.num_blocks
+        self.pool.pool.free = [*range(first, config.num_blocks), *range(first)]
+
+
+class NeverSwaps(Pool):
+    def swap_out(self, seq):
+        return Admission.NEVER
+
+
+class SharesTheLastBlockOnly(Pool):
+    """A broken rule: a fork counts one block too few (ALLOC-2)."""
+
+    def fork(self, parent, child):
+        events = self.pool.fork(parent, child)
+        self.pool.pool.ref_count[self.pool.pool.tables[child][0]] -= 1
+        return events

@@ -135,3 +135,28 @@ def test_the_ids_of_the_tests_are_those_that_were_published(run: Run) -> None:
     done = run("--conformance-max-examples", "1")
     assert set(done.tests) >= set((Path(__file__).parent / "published_ids.txt").read_text().split())
     assert {test["outcome"] for test in done.tests.values()} == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "chosen", "rule", "method", "words"),
+    [
+        ("RaisesOnRelease", "small_pool", None, "release", "raised KeyError: "),
+        ("TakesChances", "small_pool", None, None, "the same calls on a new pool lead elsewhere"),
+        (
+            "NeverSwaps",
+            "with_host",
+            None,
+            "swap_out",
+            "the profile declares SWAP, and with room for everything it says",
+        ),
+        ("SharesTheLastBlockOnly", "state_with_forks and not prefix", "ALLOC-2", None, "is the number of its holders"),
+    ],
+)
+def test_a_pool_is_judged_in_the_same_way(
+    pool: str, chosen: str, rule: str | None, method: str | None, words: str, run: Run
+) -> None:
+    done = run("--engine", f"{FAULTY}:{pool}", "-k", chosen)
+    assert done.status == pytest.ExitCode.TESTS_FAILED
+    [test] = done.tests.values()
+    assert (test["rule"], test["method"]) == (rule, method)
+    assert words in test["sentence"]
