@@ -56,7 +56,7 @@ def sabotaged(mutant: Mutant, folder: Path) -> Iterator[ModuleType]:
     shutil.copytree(ROOT / mutant.package, folder / alias, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (folder / alias).rglob("*.py"):
         text = path.read_text()
-        if path.name == mutant.file:
+        if path == folder / alias / mutant.file:
             if text.count(mutant.old) != 1:
                 pytest.fail(
                     f"{mutant.name}: the text to replace stands {text.count(mutant.old)} times in {mutant.file}"
