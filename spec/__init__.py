@@ -1,6 +1,6 @@
 """What paged attention means: an executable specification, and the rules that judge any engine.
 
-Read the modules in this order: ``vocabulary``, ``engine``, ``rules``; then the chapters ``allocator``, ``block_table``,
+Read the modules in this order: ``vocabulary``, ``choices``, ``engine``, ``rules``; then the chapters ``allocator``, ``block_table``,
 ``sharing``, ``prefix_cache``, ``preemption``, ``scheduler``, ``attention``; then ``replay``, which puts them together.
 """
 

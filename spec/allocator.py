@@ -100,7 +100,7 @@ def blocks_taken(event: Event) -> tuple[BlockId, ...]:
 
 @state_rule("ALLOC-1", corpus="A3")
 def free_list_has_no_repeats(s: State) -> bool:
-    """The free list names blocks of the pool, each at most once.
+    """The free list names blocks that a sequence may be given, each at most once.
 
     A block that is free twice is handed out twice: two sequences then write over each other.
     """
@@ -142,3 +142,14 @@ def blocks_in_flight_stay_referenced(s: State) -> bool:
     Otherwise somebody else could get it, and the step would read or overwrite foreign tokens.
     """
     return all(b not in s.free for flight in s.flights.values() if flight.submitted for b in flight.blocks)
+
+
+@state_rule("ALLOC-6", corpus="A3")
+def reserved_blocks_are_nobodys(s: State) -> bool:
+    """A block that the engine keeps for itself stands in no block table, and the prefix cache does not name it.
+
+    Padding is written there, or nothing at all. It is never free either (ALLOC-1), so that nobody is given it, and nothing
+    is copied to it (ALLOC-4); nor is anything written there that a sequence reads (TABLE-2).
+    """
+    named = {*s.cached, *(b for table in s.block_tables.values() for b in table)}
+    return named.isdisjoint(range(s.choices.num_reserved_blocks))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from spec.allocator import blocks_needed, take
+from spec.choices import Publication
 from spec.rules import state_rule, step_rule
 from spec.vocabulary import (
     Allocate,
@@ -57,11 +58,25 @@ def room(seq: Seq) -> int:
     return seq.num_computed_tokens + seq.num_scheduled_tokens
 
 
+def stands_for(s: State, at: Slot, prefix: Prefix) -> bool:
+    """Whether the slot holds the prefix; or, where blocks are published at the schedule, is owed it."""
+    return s.cells.get(at) == prefix or (
+        s.choices.publication is Publication.AT_SCHEDULE and any(owes(s, i, at, prefix) for i in s.block_tables)
+    )
+
+
+def owes(s: State, seq_id: SeqId, at: Slot, prefix: Prefix) -> bool:
+    """Whether the last token of the prefix is scheduled for the sequence, and the slot is the one that it goes to."""
+    seq, position = s.seqs[seq_id], len(prefix) - 1
+    is_scheduled = seq.num_computed_tokens <= position < room(seq) and seq.tokens[: position + 1] == prefix
+    return is_scheduled and slots_of(s, seq_id, position, position + 1) == (at,)
+
+
 def holds_its_tokens(s: State, seq_id: SeqId) -> bool:
-    """Each computed position of the sequence has its own prefix in its slot."""
+    """The slot of each computed position of the sequence stands for the position's prefix."""
     seq, start = s.seqs[seq_id], first_kept(s.seqs[seq_id], s.config.block_size)
     slots = slots_of(s, seq_id, start, seq.num_computed_tokens)
-    return all(s.cells.get(at) == seq.tokens[: start + i + 1] for i, at in enumerate(slots))
+    return all(stands_for(s, at, seq.tokens[: start + i + 1]) for i, at in enumerate(slots))
 
 
 def begin_sequence(s: State, event: Start) -> State:
@@ -144,6 +159,8 @@ def slots_hold_their_prefix(s: State) -> bool:
     """The slot of a computed token holds the K and V of exactly the prefix that ends in it.
 
     This is the one statement that a block table owes: whoever reads a sequence through its table finds that sequence.
+    Where blocks are published at the schedule, a sequence may have hit a block that somebody else is still to write in a
+    step in flight: then the slot is owed that prefix, and ATTN-1 sees to it that it is there when it is read.
     """
     return all(holds_its_tokens(s, i) for i in s.block_tables if i in s.seqs)
 

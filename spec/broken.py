@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from spec.block_table import slot_mapping
+from spec.choices import Choices, EvictionOrder, Publication
 from spec.replay import step
 from spec.vocabulary import (
     Add,
@@ -111,6 +112,8 @@ EMPTY = initial_state(CONFIG)
 EMPTY_PAIRS = initial_state(replace(CONFIG, block_size=2))
 EMPTY_TRIPLES = initial_state(replace(CONFIG, block_size=3))
 TWO_BLOCKS_BY_PRIORITY = initial_state(replace(CONFIG, num_blocks=2, policy=Policy.PRIORITY))
+IN_ORDER = initial_state(CONFIG, Choices(eviction_order=EvictionOrder.LRU))
+RESERVING = initial_state(CONFIG, Choices(num_reserved_blocks=1))
 THREE_SEATS = initial_state(replace(CONFIG, num_blocks=6, max_num_seqs=3))
 PROMISING = initial_state(replace(THREE_SEATS.config, admission_rule=AdmissionRule.NO_EVICT))
 
@@ -121,6 +124,9 @@ TWINS = Request(request_id=0, prompt=(5,), max_tokens=2, seq_ids=(0, 2))
 NEW = Seq(request_id=0, tokens=(5,), num_prompt_tokens=1)
 SCHEDULED = replace(NEW, num_scheduled_tokens=1)
 COMPUTED = replace(NEW, num_computed_tokens=1)
+
+AT_SCHEDULE = follow(initial_state(CONFIG, Choices(publication=Publication.AT_SCHEDULE)), *(Add(ALICE), Begin(1)))
+"""An engine that publishes blocks before they are written schedules Alice."""
 
 ALONE = follow(EMPTY, *stored(0, (5,), (0,)))
 EQUALS = follow(ALONE, *stored(1, (5,), (1,)))
@@ -165,6 +171,11 @@ EXAMPLES: tuple[Broken, ...] = (
         "ALLOC-5",
         "Block 0 became free while a step was writing to it.",
         replace(EMPTY, flights={1: Flight(blocks=frozenset({0}), submitted=True)}),
+    ),
+    BrokenState(
+        "ALLOC-6",
+        "A token is to go to the block that is kept for padding.",
+        replace(RESERVING, seqs={0: SCHEDULED}, block_tables={0: (0,)}),
     ),
     # block_table
     BrokenState(
@@ -322,6 +333,25 @@ EXAMPLES: tuple[Broken, ...] = (
         STEP_1,
         Append(0, (7,)),
         Complete(1),
+    ),
+    step_example(
+        "CACHE-15", "The step fills a block, and the cache does not know it.", AT_SCHEDULE, *served(ALICE, 0), Submit(1)
+    ),
+    step_example(
+        "CACHE-16",
+        "The beginning of a prefix is evicted before its end.",
+        follow(IN_ORDER, *stored(0, (5, 6), (0, 1)), Publish(0, 0), Publish(0, 1), Release(0)),
+        *(Start(0, (6,)), Allocate(0, 1, (0,))),
+    ),
+    step_example(
+        "CACHE-17",
+        "The beginning of the table is to be evicted before its end.",
+        IN_ORDER,
+        *(*stored(0, (5, 6), (0, 1)), Publish(0, 0), Publish(0, 1), Release(0)),
+        Observe(),
+        leads_to=replace(
+            follow(IN_ORDER, *stored(0, (5, 6), (0, 1)), Publish(0, 0), Publish(0, 1), Release(0)), free=(2, 0, 1)
+        ),
     ),
     # preemption
     step_example("PREEMPT-1", "Bob came last, and Alice is the victim.", FULL, Preempt(0)),

@@ -135,8 +135,8 @@ LEMMAS: Mapping[str, tuple[str, ...]] = {
 """Invariants that follow from these rules."""
 
 REMARKS: Mapping[str, str] = {
-    "A3": "There is no null block: a block that an engine keeps for itself is outside its pool.",
-    "A10": "The order of eviction is the engine's choice, which its profile declares.",
+    "A3": "A null block is one that the engine keeps for itself, which its profile declares.",
+    "A10": "The order of eviction is the engine's choice, which its profile declares: CACHE-16 and CACHE-17 judge LRU.",
     "A11": "Nothing is evicted ahead of time: a cached block that nobody holds is free, and forgotten when it is taken.",
     "T4": "A matter of kernels and of the device, which the tests fill with poison.",
     "C4": "The rules know one cache; that every layer is copied is for the tests of the device.",

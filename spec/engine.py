@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from spec.choices import Choices
+from spec.choices import EvictionOrder as EvictionOrder  # noqa: PLC0414  engines have it from here
+from spec.choices import Publication as Publication  # noqa: PLC0414  and this
 from spec.vocabulary import (
     AdmissionRule,
     Append,
@@ -102,31 +105,22 @@ ENGINE_CAPABILITIES = frozenset(Capability) - {Capability.ROLLBACK}
 """What an engine can declare: only a pool's caller takes tokens back."""
 
 
-class Publication(Enum):
-    """When a block becomes findable. At the schedule, whoever hits it must not read it before it is written;
-    after the compute, it is whole from the start."""
-
-    AT_SCHEDULE = "at_schedule"
-    AFTER_COMPUTE = "after_compute"
-
-
-class EvictionOrder(Enum):
-    """Which free block is taken first: the one that has been free longest, or any."""
-
-    LRU = "lru"
-    ANY = "any"
-
-
 @dataclass(frozen=True)
-class Profile:
+class Profile(Choices):
     """An engine's declared capabilities and legal choices."""
 
     name: str
     capabilities: frozenset[Capability]
-    publication: Publication = Publication.AFTER_COMPUTE
-    eviction_order: EvictionOrder = EvictionOrder.ANY
     admission_rules: tuple[AdmissionRule, ...] = (AdmissionRule.PROMPT,)
-    num_reserved_blocks: int = 0
+
+    @property
+    def choices(self) -> Choices:
+        """What the states of somebody who follows the engine carry."""
+        return Choices(
+            publication=self.publication,
+            eviction_order=self.eviction_order,
+            num_reserved_blocks=self.num_reserved_blocks,
+        )
 
     def can(self, *capabilities: Capability) -> bool:
         return self.capabilities.issuperset(capabilities)

@@ -62,7 +62,7 @@ def explore(
 ) -> Exploration:
     """Visit every reachable state of the scope, shortest paths first; stop at the first broken rule, or where
     ``reach`` says so."""
-    first, found, judge = initial_state(scope.config), Exploration(num_states=1), StepJudge()
+    first, found, judge = initial_state(scope.config, ModelPool.profile.choices), Exploration(num_states=1), StepJudge()
     parents: dict[Key, tuple[Key | None, Move | None]] = {canonical(first): (None, None)}
     queue = deque([(first, canonical(first), 0)])
     if reach is not None and reach(first):

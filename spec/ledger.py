@@ -20,6 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import spec.replay
 from spec.broken import BROKEN
+from spec.choices import Choices
 from spec.engine import Admission, Engine, EngineFactory
 from spec.model_pool import ModelPool
 from spec.rules import RULES, Kind, Rule
@@ -127,7 +128,7 @@ def strength_of(rule: Rule, has_clauses: bool, is_explored: bool) -> Strength:
 
 def walk_in(scope: Scope, num_moves: int = 120, seed: int = 0) -> Iterator[StepTaken]:
     """The steps of a random walk through a scope. Each is one that a search of the whole scope comes by."""
-    chance, pool = random.Random(seed), ModelPool(initial_state(scope.config))
+    chance, pool = random.Random(seed), ModelPool(initial_state(scope.config, ModelPool.profile.choices))
     for _ in range(num_moves):
         offered = list(moves(pool.state, scope))
         if offered and not isinstance(chance.choice(offered).call(pool), Admission):
@@ -137,7 +138,7 @@ def walk_in(scope: Scope, num_moves: int = 120, seed: int = 0) -> Iterator[StepT
 def walk_under(load: Load, make: EngineFactory, num_turns: int = 60, seed: int = 0) -> Iterator[StepTaken]:
     """The steps of an engine in a random run under a load: some of those that a search of all its schedules judges."""
     chance, engine = random.Random(seed), make(load.config)
-    state = engine.snapshot()
+    state = replace(engine.snapshot(), choices=engine.profile.choices)
     for _ in range(num_turns):
         events, shown = events_of_turn(engine, state, chance.choice(list(turns(state, load))), load)
         for event in events:
@@ -266,7 +267,7 @@ def _faults_of_record(record: object) -> Iterator[object]:
     change: Callable[..., object] = replace
     for field in fields(record):  # type: ignore[arg-type]  # only records come here
         value = getattr(record, field.name)
-        for faulty in () if isinstance(value, Config) else faults(value):
+        for faulty in () if isinstance(value, Config | Choices) else faults(value):
             try:
                 yield change(record, **{field.name: faulty})
             except ValueError:  # a state that leaves a block out is not even built

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from spec.canonical import Key, canonical
-from spec.engine import Admission, EvictionOrder, InvalidRequest, Pool, PoolFactory
+from spec.choices import EvictionOrder
+from spec.engine import Admission, InvalidRequest, Pool, PoolFactory
 from spec.explore import StepJudge
 from spec.model_pool import Answer, ModelPool
 from spec.replay import observe, step
@@ -80,7 +81,7 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
     stop at the first fault. A pool without ``clone()`` replays the shortest path before each call."""
     found, judge, pool = Lockstep(num_states=1), StepJudge(), make(scope.config)
     keeps = hasattr(pool, "clone")
-    first = observe(initial_state(scope.config), pool.snapshot())
+    first = observe(initial_state(scope.config, pool.profile.choices), pool.snapshot())
     queue = deque([_Place(first, (), pool if keeps else None)])
     seen: set[Key] = {canonical(first)}
     while queue:

@@ -60,7 +60,7 @@ _KINDS = {kind.__name__: _plain(kind) for kind in PLAIN if kind in METHODS}
 def check_log(reader: Reader) -> int:
     """Judge a whole log by counters, and say how many events it has. Raises ``RuleViolation`` at the first event that
     breaks a rule, and ``TraceError`` at the first line that is wrong."""
-    monitor, decode = Monitor(reader.config, reader.engine), json.JSONDecoder().raw_decode
+    monitor, decode = Monitor(reader.config, reader.engine, reader.choices), json.JSONDecoder().raw_decode
     try:
         for line in reader.lines():
             try:
@@ -102,7 +102,7 @@ def _judge_carefully(monitor: Monitor, reader: Reader, record: Mapping[str, obje
 
 def replay_log(reader: Reader) -> int:
     """The same by every rule, in the whole model."""
-    state = initial_state(reader.config)
+    state = initial_state(reader.config, reader.choices)
     for event in reader:
         reader.num_judged += 1
         after = step(state, event)

@@ -5,9 +5,10 @@ What a transition does to a ``State``, the methods here do in time that does not
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from spec.choices import EvictionOrder
 from spec.vocabulary import (
     BlockId,
     CacheKey,
@@ -53,6 +54,7 @@ class LiveStep:
     readers: set[SeqId] = field(default_factory=set)
     submitted: bool = False
     preempting: bool = False
+    num_copies: int = 0
     tables: list[tuple[BlockId, ...]] = field(default_factory=list)
     held_at_submit: tuple[BlockId, ...] = ()
     known: frozenset[BlockId] | None = None
@@ -68,11 +70,11 @@ class Mirror:
     """All of a ``State`` but ``cells`` and ``host_cells``."""
 
     def __init__(self, state: State) -> None:
-        self.config = state.config
         self.load(state)
 
     def load(self, s: State) -> None:
         """Be this state. O(pool)."""
+        self.config, self.choices = s.config, s.choices
         self.free = dict.fromkeys(s.free)
         self.ref_count = list(s.ref_count)
         self.tables = dict(s.block_tables)
@@ -120,6 +122,7 @@ class Mirror:
             host_free=self.host_free,
             host_tables=dict(self.host_tables),
             drawn=None if self.drawn is None else dict(self.drawn),
+            choices=self.choices,
         )
 
     def _live(self, q: Seq) -> LiveSeq:
@@ -141,6 +144,7 @@ class Mirror:
             readers=set(f.readers),
             submitted=f.submitted,
             preempting=f.preempting,
+            num_copies=f.num_copies,
             known=f.blocks,
         )
 
@@ -153,6 +157,7 @@ class Mirror:
             frozenset(live.readers),
             live.submitted,
             live.preempting,
+            live.num_copies,
         )
 
     # Blocks
@@ -164,6 +169,20 @@ class Mirror:
             self.ref_count[block] += 1
             if block in self.cached:
                 del self.block_of[self.cached.pop(block)]
+
+    def evicts(self, blocks: Sequence[BlockId]) -> bool:
+        """Whether the cached ones among these blocks are those that have been free longest, if that was declared."""
+        left = {block for block in blocks if block in self.cached}
+        if not left or self.choices.eviction_order is not EvictionOrder.LRU:
+            return True
+        for block in self.free:
+            if block in self.cached:
+                if block not in left:
+                    return False
+                left.discard(block)
+                if not left:
+                    return True
+        return False
 
     def give_back(self, blocks: Iterable[BlockId]) -> None:
         """These blocks, in this order, lose a holder; a submitted step that may touch one holds it to its end."""
@@ -310,3 +329,12 @@ class Mirror:
             node, part = self._parts[node]
             parts.append(part)
         return CacheKey(tuple(token for part in reversed(parts) for token in part), self._salts[node])
+
+
+def slots_of_table(table: tuple[BlockId, ...], start: int, count: int, size: int) -> list[Slot]:
+    """The slots of ``count`` positions of a table from ``start`` on, block by block; fewer where the table ends."""
+    slots = list[Slot]()
+    for index in range(start // size, min(-(-(start + count) // size), len(table))):
+        first, low, high = table[index] * size, start - index * size, start + count - index * size
+        slots += range(first + max(low, 0), first + min(high, size))
+    return slots

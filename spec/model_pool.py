@@ -2,7 +2,8 @@
 
 from spec.allocator import blocks_needed
 from spec.block_table import room, slots_of
-from spec.engine import Admission, Capability, EvictionOrder, Profile
+from spec.choices import EvictionOrder
+from spec.engine import Admission, Capability, Profile
 from spec.prefix_cache import find, key_of, longest_hit
 from spec.replay import step
 from spec.sharing import blocks_lacking, growth, must_copy
@@ -29,6 +30,7 @@ from spec.vocabulary import (
     SwapIn,
     SwapOut,
     Write,
+    all_blocks,
 )
 
 Answer = tuple[Event, ...] | Admission
@@ -53,7 +55,7 @@ class ModelPool:
         return self.state
 
     def allocate(self, seq: SeqId, tokens: Prefix) -> Answer:
-        if blocks_needed(len(tokens), self.state.config.block_size) > self.state.config.num_blocks:
+        if blocks_needed(len(tokens), self.state.config.block_size) > len(all_blocks(self.state)):
             return Admission.NEVER
         before = self.state
         self._do(Start(seq, tokens), first=True)
@@ -73,7 +75,7 @@ class ModelPool:
     def append(self, seq: SeqId, tokens: Prefix) -> Answer:
         before = self.state
         longer = before.seqs[seq].num_tokens + len(tokens)
-        if len(before.block_tables[seq]) + growth(before, seq, longer) > before.config.num_blocks:
+        if len(before.block_tables[seq]) + growth(before, seq, longer) > len(all_blocks(before)):
             return Admission.NEVER
         self._do(Append(seq, tokens), first=True)
         return self._write(seq, before)

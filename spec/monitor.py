@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spec.attention import first_visible
 from spec.batches import Computed
-from spec.mirror import LiveSeq, LiveStep, Mirror
+from spec.choices import USUAL_CHOICES, Choices, Publication
+from spec.mirror import LiveSeq, LiveStep, Mirror, slots_of_table
 from spec.replay import observe, step
 from spec.rules import RULES, Rule, RuleViolation, broken_rules, concerned
 from spec.scheduler import fits_alone, is_servable
@@ -69,8 +70,8 @@ def counted_rules() -> list[Rule]:
 class Monitor(Mirror):
     """Follows an engine, as its observer, or a log. Raises ``RuleViolation`` at the first event that breaks a rule."""
 
-    def __init__(self, config: Config, engine: str = "model") -> None:
-        super().__init__(initial_state(config))
+    def __init__(self, config: Config, engine: str = "model", choices: Choices = USUAL_CHOICES) -> None:
+        super().__init__(initial_state(config, choices))
         self.engine = engine
         self.num_events = 0  # that were judged, the one that broke a rule included
         self._same: dict[SeqId, tuple[tuple[BlockId, ...], tuple[BlockId, ...]]] = {}
@@ -138,7 +139,9 @@ class Monitor(Mirror):
 
     def _add(self, request: Request) -> bool:
         new = request.request_id not in self.requests and self.seqs.keys().isdisjoint(request.seq_ids)
-        if not (new and is_servable(self.config, request)) or any(map(self.is_promised, request.seq_ids)):
+        if not (new and is_servable(self.config, request, self.choices.num_reserved_blocks)) or any(
+            map(self.is_promised, request.seq_ids)
+        ):
             return False
         if request.request_id in self.seqs_of:  # a pool's own sequence has this number
             return False
@@ -200,6 +203,8 @@ class Monitor(Mirror):
             return False
         if not live.scheduled and self.requests and len(self.steps) == 1:
             return False
+        if self.choices.publication is Publication.AT_SCHEDULE:
+            return False
         if live.budget and any(map(self._is_behind, self.running)):
             return False
         live.submitted = True
@@ -223,7 +228,7 @@ class Monitor(Mirror):
                 return False
         del self.steps[step_id]
         self.find_open()
-        for block in live.holds:
+        for block in (*live.holds[live.num_copies :], *live.holds[: live.num_copies][::-1]):
             self.num_holds[block] -= 1
             self.give_back((block,))
         self.forget_prefixes()
@@ -259,7 +264,7 @@ class Monitor(Mirror):
         if (len(table) + len(blocks) + q.dropped) * size - num_tokens - room not in range(size):
             return False
         if blocks:
-            if not self.free.keys() >= set(blocks) or len(set(blocks)) < len(blocks):
+            if not self.free.keys() >= set(blocks) or len(set(blocks)) < len(blocks) or not self.evicts(blocks):
                 return False
             if self.config.prefix_cache and not table and q.computed == 0 and self._could_hit(q, 0):
                 return False
@@ -297,7 +302,7 @@ class Monitor(Mirror):
         table, size = self.tables.get(seq), self.config.block_size
         if seq not in self.seqs or table is None or not 0 <= index < len(table) or table[index] != source:
             return False
-        if target not in self.free or not self.must_copy(source):
+        if target not in self.free or not self.must_copy(source) or not self.evicts((target,)):
             return False
         written = self.steps[max(self.steps)].written if self.steps else ()
         if any(at // size in (source, target) for at in written):
@@ -308,6 +313,7 @@ class Monitor(Mirror):
             self.give_back((source,))
         else:
             self.hold(self.open, source)
+            self.open.num_copies += 1
         return True
 
     def _write(self, seq: SeqId, start: int, slots: Sequence[Slot]) -> bool:
@@ -318,7 +324,7 @@ class Monitor(Mirror):
         if count == 1:
             if slots[0] != table[first] * size + start % size:
                 return False
-        elif list(slots) != _slots(table, start - q.dropped * size, count, size):
+        elif list(slots) != slots_of_table(table, start - q.dropped * size, count, size):
             return False
         for block in table[first : last + 1]:
             if self.ref_count[block] != 1 and self.num_entries(block) != 1 or block in self.cached:
@@ -336,7 +342,7 @@ class Monitor(Mirror):
         q, table, size = self.seqs.get(seq), self.tables.get(seq), self.config.block_size
         if q is None or table is None or not self._reads(seq, q, start, len(slots)):
             return False
-        if list(slots) == _slots(table, start - q.dropped * size, len(slots), size):
+        if list(slots) == slots_of_table(table, start - q.dropped * size, len(slots), size):
             return True
         return {at // size for at in slots} <= set(table)
 
@@ -401,7 +407,8 @@ class Monitor(Mirror):
             mine, seats = self.num_seats(q.request_id) + (not unborn), sum(map(self.num_seats, self.running))
             if self.config.admission_rule is AdmissionRule.NO_EVICT:
                 return False
-            if seats + (not unborn) > self.config.max_num_seqs or not fits_alone(self.config, request, mine):
+            fits = fits_alone(self.config, request, mine, self.choices.num_reserved_blocks)
+            if seats + (not unborn) > self.config.max_num_seqs or not fits:
                 return False
             self.num_running += 1
         for block in table:
@@ -458,16 +465,8 @@ class Monitor(Mirror):
         return True
 
     def _refuse(self, call: Event) -> bool:
-        return isinstance(call, Add) and not is_servable(self.config, call.request)
-
-
-def _slots(table: tuple[BlockId, ...], start: int, count: int, size: int) -> list[Slot]:
-    """The slots of ``count`` positions of a table from ``start`` on, block by block; fewer where the table ends."""
-    slots = list[Slot]()
-    for index in range(start // size, min(-(-(start + count) // size), len(table))):
-        first, low, high = table[index] * size, start - index * size, start + count - index * size
-        slots += range(first + max(low, 0), first + min(high, size))
-    return slots
+        reserved = self.choices.num_reserved_blocks
+        return isinstance(call, Add) and not is_servable(self.config, call.request, reserved)
 
 
 METHODS: Mapping[type, Callable[..., bool]] = {

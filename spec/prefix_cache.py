@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
-from spec.allocator import take
+from spec.allocator import blocks_taken, take
+from spec.block_table import room, stands_for
+from spec.choices import EvictionOrder, Publication
 from spec.rules import state_rule, step_rule
 from spec.vocabulary import (
     Allocate,
@@ -10,6 +12,7 @@ from spec.vocabulary import (
     BlockId,
     CacheKey,
     Complete,
+    Copy,
     Evict,
     Hit,
     Observe,
@@ -19,6 +22,8 @@ from spec.vocabulary import (
     Seq,
     SeqId,
     State,
+    Submit,
+    SwapIn,
     replace,
 )
 
@@ -88,12 +93,32 @@ def reset(s: State, event: Reset) -> State:
     return forget(s, s.cached)
 
 
+def evicts_in_order(s: State) -> bool:
+    """Whether the engine has declared which cached block it evicts first."""
+    return s.choices.eviction_order is EvictionOrder.LRU
+
+
+def eviction_queue(s: State) -> list[BlockId]:
+    """The cached blocks that nobody holds, in the order of the free list."""
+    return [block for block in s.free if block in s.cached]
+
+
+def is_written(s: State, block: BlockId) -> bool:
+    """Whether every slot of the block holds something."""
+    size = s.config.block_size
+    return all(at in s.cells for at in range(block * size, (block + 1) * size))
+
+
 @state_rule("CACHE-1", corpus="P1 P2")
 def cached_blocks_hold_their_key(s: State) -> bool:
-    """A cached block holds exactly the prefix that its key names, chain and all."""
+    """A cached block holds exactly the prefix that its key names, chain and all.
+
+    Where blocks are published at the schedule, a block may be cached while it is owed that prefix: a live sequence has it
+    scheduled. When that sequence is preempted, aborted or fails before the block is written, the cache must forget it.
+    """
     size = s.config.block_size
     return all(
-        s.cells.get(b * size + offset) == key.tokens[: len(key.tokens) - size + offset + 1]
+        stands_for(s, b * size + offset, key.tokens[: len(key.tokens) - size + offset + 1])
         for b, key in s.cached.items()
         for offset in range(size)
     )
@@ -126,10 +151,10 @@ def the_longest_prefix_is_hit(before: State, event: Hit, after: State) -> bool:
 
 @step_rule("CACHE-6", corpus="P4 P5")
 def only_computed_blocks_are_published(before: State, event: Publish, after: State) -> bool:
-    """A block is published only when all of its tokens are computed."""
-    seq = before.seqs[event.seq]
-    kept = seq.num_dropped_blocks <= event.index
-    return kept and (event.index + 1) * before.config.block_size <= seq.num_computed_tokens
+    """A block is published only when all of its tokens are computed, or, at the schedule, when they are scheduled."""
+    seq, at_schedule = before.seqs[event.seq], before.choices.publication is Publication.AT_SCHEDULE
+    num_tokens = room(seq) if at_schedule else seq.num_computed_tokens
+    return seq.num_dropped_blocks <= event.index and (event.index + 1) * before.config.block_size <= num_tokens
 
 
 @step_rule("CACHE-7", corpus="P3 P13")
@@ -146,8 +171,8 @@ def a_key_names_one_block(before: State, event: Publish, after: State) -> bool:
 
 @step_rule("CACHE-9", corpus="P7")
 def a_block_in_use_is_not_evicted(before: State, event: Evict, after: State) -> bool:
-    """Only a cached block that nobody holds is evicted."""
-    return event.block in before.cached and before.ref_count[event.block] == 0
+    """Only a cached block that nobody holds is evicted, or one that is not written yet."""
+    return event.block in before.cached and (before.ref_count[event.block] == 0 or not is_written(before, event.block))
 
 
 @step_rule("CACHE-10", corpus="P3")
@@ -183,3 +208,33 @@ def what_is_filled_is_published(before: State, event: Complete, after: State) ->
     alive = {i: before.seqs[i].num_computed_tokens for i in scheduled if i in before.seqs}
     filled = [(i, n) for i, end in alive.items() for n in range((end - scheduled[i]) // size, end // size)]
     return not before.config.prefix_cache or all(key_of(before, i, n) in before.cached.values() for i, n in filled)
+
+
+@step_rule("CACHE-15", corpus="P4")
+def what_will_be_filled_is_published(before: State, event: Submit, after: State) -> bool:
+    """An engine that publishes at the schedule has, when a step is submitted, published every block that the step fills."""
+    scheduled, size = before.flights[event.step_id].scheduled, before.config.block_size
+    ends = {i: room(before.seqs[i]) for i in scheduled}
+    filled = [(i, n) for i, end in ends.items() for n in range((end - scheduled[i]) // size, end // size)]
+    at_schedule = before.config.prefix_cache and before.choices.publication is Publication.AT_SCHEDULE
+    return not at_schedule or all(key_of(before, i, n) in before.cached.values() for i, n in filled)
+
+
+@step_rule("CACHE-16", corpus="A10")
+def what_is_free_longest_is_evicted(before: State, event: Allocate | Copy | SwapIn, after: State) -> bool:
+    """An engine that declares LRU takes, of the cached blocks, those that have been free longest.
+
+    Where a free block stands that nobody can find makes no difference.
+    """
+    evicted = {b for b in blocks_taken(event) if b in before.cached}
+    return not evicts_in_order(before) or evicted == set(eviction_queue(before)[: len(evicted)])
+
+
+@step_rule("CACHE-17", corpus="A10")
+def cached_blocks_queue_up(before: State, event: Observe, after: State) -> bool:
+    """An engine that declares LRU has its free cached blocks in the order in which they became free, the end of a table
+    before its beginning.
+
+    So the later blocks of a chain are evicted first: without the earlier ones nobody would find them.
+    """
+    return not evicts_in_order(before) or eviction_queue(before) == eviction_queue(after)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from spec import attention, block_table, preemption, prefix_cache, scheduler, sharing
+from spec.choices import USUAL_CHOICES, Choices, Publication
 from spec.engine import StepReport
 from spec.interface import names_exist
 from spec.prefix_cache import find, key_of
@@ -114,14 +115,14 @@ def step(s: State, event: Event) -> State:
             return s
 
 
-def replay(config: Config, events: Iterable[Event]) -> State:
+def replay(config: Config, events: Iterable[Event], choices: Choices = USUAL_CHOICES) -> State:
     """Where the events lead from an empty engine. Raises ``RuleViolation`` at the first one that breaks a rule.
 
     >>> from spec.vocabulary import Allocate, Start
     >>> replay(Config(num_blocks=2, block_size=4), [Start(0, (5, 6)), Allocate(0, 2, (1,))]).block_tables
     {0: (1,)}
     """
-    state, done = initial_state(config), list[Event]()
+    state, done = initial_state(config, choices), list[Event]()
     for event in events:
         after = step(state, event)
         done.append(event)
@@ -134,7 +135,13 @@ def observe(expected: State, shown: State) -> State:
     """What an engine shows, in mappings of our own, with what only its follower knows: the contents, the draws, and what
     the steps in flight have done so far."""
     flights = {
-        i: replace(flight, written=known.written, readers=known.readers, preempting=known.preempting)
+        i: replace(
+            flight,
+            written=known.written,
+            readers=known.readers,
+            preempting=known.preempting,
+            num_copies=known.num_copies,
+        )
         for i, flight in shown.flights.items()
         for known in [expected.flights.get(i, Flight())]
     }
@@ -150,6 +157,7 @@ def observe(expected: State, shown: State) -> State:
         cells=expected.cells,
         host_cells=expected.host_cells,
         drawn=expected.drawn,
+        choices=expected.choices,
     )
 
 
@@ -217,7 +225,9 @@ def events_of_end(
             events.append(Fork(parent, append.seq))
     events += [*sampled, *report.emitted]
     state = _follow(before, events)
-    late = _publications(state, shown)
+    # A victim may have taken such a block and given it back: its name is gone before another has it (CACHE-8).
+    late: list[Event] = [e for e in _evictions(state, shown) if e.block in state.free]
+    late += _publications(_follow(state, late), shown)
     for seq, kept in state.seqs.items():
         if seq in shown.seqs and shown.seqs[seq].num_dropped_blocks > kept.num_dropped_blocks:
             late.append(Slide(seq, shown.seqs[seq].num_dropped_blocks - kept.num_dropped_blocks))
@@ -269,9 +279,9 @@ def _begun(
         if held:
             events += _undone_copies(_follow(before, events), shown, victim, held)
         events.append(Preempt(victim))
-    for seq, room in rooms.items():
-        if _request(before, seq) in before.running and _request(before, seq) not in victims:
-            events += room
+    for seq in (i for request in before.running if request not in victims for i in seqs_of(before, request)):
+        events += rooms.get(seq, [])
+        events += _published_ahead(before, events, shown)
     for request in before.waiting:
         if request in runs and request not in victims:
             events.append(Admit(request))
@@ -279,6 +289,7 @@ def _begun(
             for seq, room in rooms.items():
                 if _request(before, seq) == request:
                     events += room
+                    events += _published_ahead(before, events, shown)
     return [*events, Submit(step_id)]
 
 
@@ -373,13 +384,23 @@ def _room(
     return [*([Hit(seq, hits)] if hits else []), *copies, Allocate(seq, num_tokens, new)]
 
 
-def _evictions(s: State, shown: State) -> list[Event]:
+def _evictions(s: State, shown: State) -> list[Evict]:
     return [Evict(block) for block in s.cached if block not in shown.cached]
 
 
-def _publications(s: State, shown: State) -> list[Event]:
+def _published_ahead(before: State, events: Iterable[Event], shown: State) -> list[Publish]:
+    """The blocks that an engine which publishes at the schedule has published by now, for all that one can tell."""
+    if before.choices.publication is not Publication.AT_SCHEDULE:
+        return []
+    s = _follow(before, events)
+    size, names = s.config.block_size, set(s.cached.values())
+    planned = [p for p in _publications(s, shown) if (p.index + 1) * size <= block_table.room(s.seqs[p.seq])]
+    return [p for p in planned if key_of(s, p.seq, p.index) not in names]
+
+
+def _publications(s: State, shown: State) -> list[Publish]:
     """The blocks that the cache names and that it does not name in ``s``, when every sequence still has its table."""
-    events: list[Event] = []
+    events: list[Publish] = []
     for block, key in shown.cached.items():
         holder = next((i for i, table in s.block_tables.items() if block in table and i in s.seqs), None)
         if s.cached.get(block) != key and holder is not None:

@@ -40,26 +40,31 @@ def most_tokens_stored(request: Request) -> int:
     return len(request.prompt) + request.max_tokens - 1
 
 
-def fits_alone(config: Config, request: Request, num_seqs: int) -> bool:
+def fits_alone(config: Config, request: Request, num_seqs: int, num_reserved_blocks: int = 0) -> bool:
     """Whether the request ends even when its sequences share nothing, if it is alone in the cache."""
     blocks = num_seqs * blocks_needed(most_tokens_stored(request), config.block_size)
-    return blocks <= config.num_blocks and num_seqs <= config.max_num_seqs
+    return blocks <= config.num_blocks - num_reserved_blocks and num_seqs <= config.max_num_seqs
 
 
-def is_servable(config: Config, request: Request) -> bool:
+def is_servable(config: Config, request: Request, num_reserved_blocks: int = 0) -> bool:
     """Whether the door lets the request in, all ids being new."""
     return (
         len(request.prompt) > 0
         and request.max_tokens > 0
         and len(request.seq_ids) == len(set(request.seq_ids)) > 0
         and len(request.prompt) + request.max_tokens <= config.max_model_len
-        and fits_alone(config, request, len(request.seq_ids))
+        and fits_alone(config, request, len(request.seq_ids), num_reserved_blocks)
     )
 
 
 def names_are_new(s: State, request: Request) -> bool:
     """Whether neither the request's id nor those of its sequences are in use."""
     return request.request_id not in s.requests and seq_ids_in_use(s).isdisjoint(request.seq_ids)
+
+
+def may_come_in(s: State, request: Request) -> bool:
+    """Whether the door lets the request in now."""
+    return names_are_new(s, request) and is_servable(s.config, request, s.choices.num_reserved_blocks)
 
 
 def num_seats(s: State, request_id: RequestId) -> int:
@@ -188,10 +193,11 @@ def submit(s: State, event: Submit) -> State:
 
 
 def complete(s: State, event: Complete) -> State:
-    """The step's holds are given back, in the order in which it got them."""
+    """The step's holds are given back: what sequences have let go, in that order, and then the sources of copies."""
     flights = dict(s.flights)
     flight = flights.pop(event.step_id)
-    return give_back(replace(s, flights=flights), reversed(flight.holds))
+    sources, let_go = flight.holds[: flight.num_copies], flight.holds[flight.num_copies :]
+    return give_back(give_back(replace(s, flights=flights), reversed(let_go)), sources)
 
 
 @state_rule("SCHED-1", corpus="S1")
@@ -253,7 +259,7 @@ def every_complete_sequence_is_sampled(before: State, event: Complete, after: St
 @step_rule("SCHED-8", corpus="S2 S7 S9 A7")
 def only_what_fits_comes_in(before: State, event: Add, after: State) -> bool:
     """The door lets in what an empty engine can serve to its end, under ids that are new, and nothing else."""
-    return names_are_new(before, event.request) and is_servable(before.config, event.request)
+    return may_come_in(before, event.request)
 
 
 @step_rule("SCHED-9", corpus="S3")
@@ -341,9 +347,7 @@ def forks_have_a_seat(before: State, event: Fork, after: State) -> bool:
 @step_rule("SCHED-20", corpus="S2 A11")
 def what_fits_is_not_refused(before: State, event: Refuse, after: State) -> bool:
     """The door turns a request down only if an empty engine cannot serve it, or one of its ids is in use."""
-    if not isinstance(event.call, Add):
-        return True
-    return not (names_are_new(before, event.call.request) and is_servable(before.config, event.call.request))
+    return not isinstance(event.call, Add) or not may_come_in(before, event.call.request)
 
 
 @step_rule("SCHED-21", corpus="A7 R5")
@@ -364,7 +368,8 @@ def forks_leave_a_request_that_fits(before: State, event: Fork, after: State) ->
     """After a fork the request, with all its sequences, still fits alone into an empty engine."""
     request_id = before.seqs[event.parent].request_id
     request = before.requests.get(request_id)
-    return request is None or fits_alone(before.config, request, num_seats(after, request_id))
+    reserved = before.choices.num_reserved_blocks
+    return request is None or fits_alone(before.config, request, num_seats(after, request_id), reserved)
 
 
 @step_rule("SCHED-24", corpus="C7 S10")

@@ -143,7 +143,7 @@ def schedules(
             graph.num_requests.append(len(state.requests))
         return number
 
-    first = engine.snapshot()
+    first = replace(engine.snapshot(), choices=engine.profile.choices)
     queue = deque([(enter(first, ()), engine, first)])
     while queue:
         number, engine, state = queue.popleft()

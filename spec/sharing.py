@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from spec.allocator import blocks_needed, give_back, take
 from spec.block_table import room
+from spec.choices import Publication
 from spec.rules import step_rule
 from spec.vocabulary import (
     BlockId,
@@ -49,6 +50,16 @@ def seq_ids_in_use(s: State) -> set[SeqId]:
 def must_copy(s: State, block: BlockId) -> bool:
     """A block that stands in more than one table, or that the prefix cache may hand to anybody, is not written."""
     return num_entries(s, block) > 1 or block in s.cached
+
+
+def is_promised(s: State, event: Write, block: BlockId) -> bool:
+    """Whether the block was published at the schedule, before it is written, for just what is written now: whoever
+    names it waits for that."""
+    table, seq = s.block_tables[event.seq], s.seqs[event.seq]
+    if s.choices.publication is not Publication.AT_SCHEDULE or block not in s.cached or block not in table:
+        return False
+    num_tokens = (seq.num_dropped_blocks + table.index(block) + 1) * s.config.block_size
+    return s.cached[block].tokens == seq.tokens[:num_tokens] and s.cells.keys().isdisjoint(event.slots)
 
 
 def blocks_written(s: State, event: Write) -> frozenset[BlockId]:
@@ -113,7 +124,8 @@ def copy(s: State, event: Copy) -> State:
     newest = open_step(s)
     if newest is None:
         return give_back(s, (event.source,))
-    flight = replace(s.flights[newest], holds=(*s.flights[newest].holds, event.source))
+    flight = s.flights[newest]
+    flight = replace(flight, holds=(*flight.holds, event.source), num_copies=flight.num_copies + 1)
     return replace(s, flights={**s.flights, newest: flight})
 
 
@@ -152,8 +164,10 @@ def fork_shares_everything(before: State, event: Fork, after: State) -> bool:
 
 @step_rule("COW-2", corpus="C1 C2")
 def shared_blocks_are_never_written(before: State, event: Write, after: State) -> bool:
-    """A write goes only into a block that stands in one block table and that the prefix cache does not name."""
-    return all(num_entries(before, b) == 1 and b not in before.cached for b in blocks_written(before, event))
+    """A write goes only into a block that stands in one block table and that the prefix cache does not name, or that
+    was published at the schedule for what is written."""
+    shared = (b for b in blocks_written(before, event) if must_copy(before, b))
+    return all(is_promised(before, event, b) for b in shared)
 
 
 @step_rule("COW-3", corpus="C4")

@@ -1,8 +1,8 @@
 """The event log: newline-delimited JSON, versioned, read back exactly.
 
-The first line names the version, the engine and its limits; then there is one event a line, or a batch of them (see
-``spec.batches``); the last line counts the events, so that a log that was cut off is known as such. A log grows in a file
-beside its own, whole lines only, and gets its name when it is complete: under that name there is never half a log.
+The first line names the version, the engine, its limits and its choices; then there is one event a line, or a batch of them
+(see ``spec.batches``); the last line counts the events, so that a log that was cut off is known as such. A log grows in a
+file beside its own, whole lines only, and gets its name when it is complete: under that name there is never half a log.
 """
 
 import json
@@ -27,6 +27,7 @@ from spec.batches import (
     computed_line,
     read_batch,
 )
+from spec.choices import USUAL_CHOICES, Choices
 from spec.vocabulary import Config, Event, InvalidConfig, Request, SeqId, State, Token
 
 FORMAT = "kvproof trace"
@@ -57,25 +58,26 @@ class Trace:
     config: Config
     events: tuple[Event, ...] = ()
     engine: str = "model"
+    choices: Choices = USUAL_CHOICES
 
 
 def dumps(trace: Trace) -> str:
     """The log as text."""
     body = [_line(encode(event)) for event in trace.events]
-    return "".join([_line(_header(trace.config, trace.engine)), *body, _line(_footer(len(body)))])
+    return "".join([_line(_header(trace.config, trace.engine, trace.choices)), *body, _line(_footer(len(body)))])
 
 
 def loads(text: str | bytes, file: str = "trace") -> Trace:
     """The log that a text holds; ``file`` is what errors call it. Raises ``TraceError``."""
     reader = Reader(BytesIO(text if isinstance(text, bytes) else text.encode("utf-8", "replace")), file)
-    return Trace(reader.config, tuple(reader), reader.engine)
+    return Trace(reader.config, tuple(reader), reader.engine, reader.choices)
 
 
 def load(path: str | Path) -> Trace:
     """The log that a file holds. Raises ``TraceError``, or ``OSError`` when there is no such file."""
     with open(path, "rb") as source:
         reader = Reader(source, str(path))
-        return Trace(reader.config, tuple(reader), reader.engine)
+        return Trace(reader.config, tuple(reader), reader.engine, reader.choices)
 
 
 class Writer:
@@ -84,12 +86,14 @@ class Writer:
     Closing it gives the file its name, also when the engine failed: what happened until then is a whole log.
     """
 
-    def __init__(self, path: str | Path, config: Config, engine: str = "model") -> None:
+    def __init__(
+        self, path: str | Path, config: Config, engine: str = "model", choices: Choices = USUAL_CHOICES
+    ) -> None:
         self.path = Path(path)
         self.part = self.path.with_name(self.path.name + ".part")
         self.num_events = 0
         self._tables = Tables()
-        self._lines = [_line(_header(config, engine))]
+        self._lines = [_line(_header(config, engine, choices))]
         self._file: BinaryIO | None = open(self.part, "wb")  # noqa: SIM115  close() closes it
         self.flush()
 
@@ -162,9 +166,14 @@ class Reader:
         version = read(int, header.get("version"), "version", self._place)
         if not 1 <= version <= VERSION:
             raise self._place.error("version", f"is {version}, this kvproof reads up to version {VERSION}")
-        _same_fields(header, ("format", "version", "engine", "config"), "", self._place)
+        header = {"choices": encode(USUAL_CHOICES), **header}  # who has none says so
+        _same_fields(header, ("format", "version", "engine", "config", "choices"), "", self._place)
         self.engine = read(str, header["engine"], "engine", self._place)
         self.config = read(Config, header["config"], "config", self._place)
+        self.choices = read(Choices, header["choices"], "choices", self._place)
+        if not 0 <= (count := self.choices.num_reserved_blocks) < self.config.num_blocks:
+            limit = f"must be 0 to {self.config.num_blocks - 1}"
+            raise self._place.error("choices.num_reserved_blocks", f"is {count}, it {limit}")
         for name, most in MOST.items():
             if (value := getattr(self.config, name)) > most:
                 raise self._place.error(f"config.{name}", f"is {value}, a log is followed up to {most}")
@@ -305,7 +314,7 @@ def read(hint: type[T], value: object, field: str, place: Place) -> T:
 
 
 FIELDS: Mapping[type, Mapping[str, object]] = {
-    kind: get_type_hints(kind) for kind in (Config, Request, *get_args(Event))
+    kind: get_type_hints(kind) for kind in (Config, Choices, Request, *get_args(Event))
 }
 PLAIN = frozenset(get_args(Event)) - {
     kind for kind in get_args(Event) if not set(FIELDS[kind].values()) <= {int, tuple[int, ...]}
@@ -364,8 +373,9 @@ def _inside(field: str, name: str) -> str:
     return f"{field}.{name}" if field else name
 
 
-def _header(config: Config, engine: str) -> Json:
-    return {"format": FORMAT, "version": VERSION, "engine": engine, "config": encode(config)}
+def _header(config: Config, engine: str, choices: Choices) -> Json:
+    limits, chosen = encode(config), encode(choices)
+    return {"format": FORMAT, "version": VERSION, "engine": engine, "config": limits, "choices": chosen}
 
 
 def _footer(num_events: int) -> Json:

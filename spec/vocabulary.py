@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from spec.choices import USUAL_CHOICES, Choices
+
 BlockId: TypeAlias = int
 HostBlockId: TypeAlias = int
 SeqId: TypeAlias = int
@@ -155,7 +157,7 @@ class CacheKey:
 @dataclass(frozen=True)
 class Flight:
     """A step between its schedule and its end: what it computes, which blocks it may touch, what it keeps
-    alive, what it has written and who has read."""
+    alive, what it has written and who has read. The first ``num_copies`` of what it keeps alive are sources of copies."""
 
     scheduled: Mapping[SeqId, int] = field(default_factory=dict)
     blocks: frozenset[BlockId] = frozenset()
@@ -164,6 +166,7 @@ class Flight:
     readers: frozenset[SeqId] = frozenset()
     submitted: bool = False
     preempting: bool = False
+    num_copies: int = 0
 
 
 class MalformedState(ValueError):
@@ -176,8 +179,9 @@ class State:
     so that a rule can compare them.
 
     ``free`` is in the order in which blocks will be taken, if the implementation has one. ``requests`` is in the order
-    of arrival. ``cells`` and ``host_cells`` say, for each slot, the prefix whose K and V it holds, and ``drawn`` the tokens
-    that were drawn and not appended yet: an engine leaves them out, and whoever follows it fills them in.
+    of arrival. ``cells`` and ``host_cells`` say, for each slot, the prefix whose K and V it holds, ``drawn`` the tokens
+    that were drawn and not appended yet, and ``choices`` what the engine's profile says: an engine leaves them out, and
+    whoever follows it fills them in.
     """
 
     config: Config
@@ -196,25 +200,32 @@ class State:
     cells: Mapping[Slot, Prefix] = field(default_factory=dict)
     host_cells: Mapping[Slot, Prefix] = field(default_factory=dict)
     drawn: Mapping[SeqId, Token] | None = None
+    choices: Choices = USUAL_CHOICES
 
     def __post_init__(self) -> None:
         if len(self.ref_count) != self.config.num_blocks:
             raise MalformedState(f"ref_count names {len(self.ref_count)} blocks, the pool has {self.config.num_blocks}")
 
 
-def initial_state(config: Config) -> State:
-    """An engine that has just started: every block is free, nobody waits, nobody runs."""
+def initial_state(config: Config, choices: Choices = USUAL_CHOICES) -> State:
+    """An engine that has just started: every block is free but the reserved ones, nobody waits, nobody runs.
+
+    Raises ``InvalidConfig`` if no block is left for sequences.
+    """
+    if not 0 <= choices.num_reserved_blocks < config.num_blocks:
+        raise InvalidConfig("num_reserved_blocks", choices.num_reserved_blocks, f"0 to {config.num_blocks - 1}")
     return State(
         config=config,
-        free=tuple(range(config.num_blocks)),
+        free=tuple(range(choices.num_reserved_blocks, config.num_blocks)),
         ref_count=(0,) * config.num_blocks,
         host_free=tuple(range(config.num_host_blocks)),
+        choices=choices,
     )
 
 
 def all_blocks(s: State) -> range:
-    """Every block id of the pool."""
-    return range(s.config.num_blocks)
+    """Every block id that a sequence may be given: those of the pool but the reserved ones."""
+    return range(s.choices.num_reserved_blocks, s.config.num_blocks)
 
 
 def seqs_of(s: State, request_id: RequestId) -> Iterator[SeqId]:

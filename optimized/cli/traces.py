@@ -167,7 +167,7 @@ def replay(
         return _step_through(file)
     with file.open("rb") as source:
         reader = Reader(source, str(file))
-        state = initial_state(reader.config)
+        state = initial_state(reader.config, reader.choices)
         events: list[Event] = []
         for event in reader:
             state = step(state, event)

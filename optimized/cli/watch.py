@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from spec.batches import Computed
+    from spec.choices import Choices
     from spec.engine import Observer
     from spec.trace import Writer
     from spec.vocabulary import Config, Event, SeqId, State, Token
@@ -45,17 +46,18 @@ class Watch:
     def make_observer(self, config: Config) -> Observer:
         """The observer of an engine with these limits. The log comes first: it must hold what breaks a rule."""
         observers: list[Observer] = []
+        choices = _choices_of(self.engine)
         if self.trace is not None:
             from spec.trace import Writer
 
-            self._writer = Writer(self.trace, config, self.engine)
+            self._writer = Writer(self.trace, config, self.engine, choices)
             observers.append(self._writer)
         if self.self_check is SelfCheck.SAMPLED:
-            observers.append(Sampled(config, self.engine))
+            observers.append(Sampled(config, self.engine, choices))
         elif self.self_check is SelfCheck.EVERY_STEP:
             from spec.conformance.judge import Follower
 
-            observers.append(Follower(config, self.engine))
+            observers.append(Follower(config, self.engine, choices))
         return observers[0] if len(observers) == 1 else Several(config.block_size, observers)
 
     def __enter__(self) -> Self:
@@ -66,13 +68,24 @@ class Watch:
             self._writer.close()
 
 
+def _choices_of(engine: str) -> Choices:
+    """What the engine's profile declares."""
+    if engine == "reference":
+        from reference.engine import PROFILE
+
+        return PROFILE.choices
+    from optimized.engine import SymbolicEngine
+
+    return SymbolicEngine.profile.choices
+
+
 class Sampled:
     """Judges every event by counters, and now and then what the engine shows. Raises ``RuleViolation``."""
 
-    def __init__(self, config: Config, engine: str) -> None:
+    def __init__(self, config: Config, engine: str, choices: Choices) -> None:
         from spec.monitor import Monitor
 
-        self._monitor = monitor = Monitor(config, engine)
+        self._monitor = monitor = Monitor(config, engine, choices)
         self._num_calls = 0
         self.event = monitor.event
         self.allocated, self.computed, self.appended = monitor.allocated, monitor.computed, monitor.appended

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from spec.choices import USUAL_CHOICES, Choices
 from spec.engine import Admission, Engine, InvalidRequest, OverlappedEngine, StepReport, TokenSource
 from spec.replay import (
     BlockMove,
@@ -43,8 +44,8 @@ class Follower:
     It is an observer as well: an engine that reports its events one by one is followed in that finer grain.
     """
 
-    def __init__(self, config: Config, engine_name: str) -> None:
-        self.state = initial_state(config)
+    def __init__(self, config: Config, engine_name: str, choices: Choices = USUAL_CHOICES) -> None:
+        self.state = initial_state(config, choices)
         self.engine_name = engine_name
         self.trace: list[Event] = []
 
@@ -88,8 +89,11 @@ class JudgedEngine:
     def __init__(self, engine: Engine, config: Config) -> None:
         self.engine = engine
         self.config = config
-        self.follower = Follower(config, engine.profile.name)
+        self.follower = Follower(config, engine.profile.name, engine.profile.choices)
         self.follower.state = replace(self.follower.state, drawn={})  # every draw is known here
+        free = engine.snapshot().free
+        if sorted(free) == sorted(self.follower.state.free):  # none has been free longer than another one
+            self.follower.state = replace(self.follower.state, free=free)
         self.is_sound = True
         """Whether every call so far has come to its end. After that nothing more can be said of the engine."""
         self._moves: dict[StepId, tuple[BlockMove, ...]] = {}

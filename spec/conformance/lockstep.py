@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import TypeVar
 
+from spec.choices import EvictionOrder
 from spec.conformance.judge import JudgedEngine
-from spec.engine import Admission, Engine, EvictionOrder, Profile, StepReport, TokenSource
+from spec.engine import Admission, Engine, Profile, StepReport, TokenSource
 from spec.explore import Names
 from spec.vocabulary import Config, Request, RequestId, SeqId, State
 

@@ -12,7 +12,7 @@ from spec.conformance.judge import JudgedEngine
 from spec.conformance.lockstep import LockstepEngine, common
 from spec.engine import Capability, EngineFactory, Profile
 from spec.sharing import seq_ids_in_use
-from spec.vocabulary import Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token, all_blocks
 
 STOP: Token = 2
 """The token that ends a sequence. The others are 0 and 1: few, so that prefixes repeat."""
@@ -93,7 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
             st.integers(1, min(3, self.config.max_num_seqs)) if can_fork else st.just(1), label="samples"
         )
         spare = data.draw(st.sampled_from([0, 0, 1, 2]), label="room for forks")
-        per_seq = self.config.num_blocks // (samples + spare) * self.config.block_size
+        per_seq = len(all_blocks(self.judged.state)) // (samples + spare) * self.config.block_size
         longest = max(1, min(per_seq, self.config.max_model_len - 1))
         shorter = st.integers(1, max(1, longest // 2))
         length = data.draw(st.one_of(shorter, shorter, st.integers(1, longest)), label="prompt length")
@@ -116,7 +116,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def add_what_is_refused(self, data: st.DataObject) -> None:
         """Nothing comes in that an empty engine cannot serve, or that uses a name twice."""
-        long = (0,) * (self.config.num_slots + 1)
+        num_slots = len(all_blocks(self.judged.state)) * self.config.block_size
+        long = (0,) * (num_slots + 1)
         bad = [
             Request(self.num_requests, (), 1, self.fresh_seqs(1)),
             Request(self.num_requests, (0,), 0, self.fresh_seqs(1)),
@@ -124,7 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
             Request(self.num_requests, (0,), self.config.max_model_len, self.fresh_seqs(1)),
             Request(self.num_requests, (0,), 1, self.fresh_seqs(self.config.max_num_seqs + 1)),
             Request(self.num_requests, long, 1, self.fresh_seqs(1)),
-            Request(self.num_requests, (0,), self.config.num_slots + 1, self.fresh_seqs(1)),
+            Request(self.num_requests, (0,), num_slots + 1, self.fresh_seqs(1)),
         ]
         state = self.judged.state
         bad += [Request(i, (0,), 1, self.fresh_seqs(1)) for i in state.requests]

@@ -25,7 +25,7 @@ class JudgedPool:
     def __init__(self, pool: GuardedPool, config: Config) -> None:
         self.pool = pool
         self.config = config
-        self.state = observe(initial_state(config), pool.snapshot())
+        self.state = observe(initial_state(config, pool.profile.choices), pool.snapshot())
         self._judge = StepJudge()
 
     def call(self, move: Move) -> State | None:

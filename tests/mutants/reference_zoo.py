@@ -407,6 +407,15 @@ REFERENCE_ZOO = [
         replace(_CACHED, block_size=2),
     ),
     _fault(
+        "the beginning of a prefix is evicted before its end",
+        _POOL,
+        "for block in reversed(tuple(blocks)):",
+        "for block in tuple(blocks):",
+        "CACHE-17",
+        "B-105",
+        _CACHED,
+    ),
+    _fault(
         "all samples are given the token of the first",
         _SCHEDULER,
         "self._append(sample.seq, tokens[sample.seq])",

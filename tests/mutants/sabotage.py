@@ -52,7 +52,7 @@ class Mutant:
 @contextmanager
 def sabotaged(mutant: Mutant, folder: Path) -> Iterator[ModuleType]:
     """The package with the fault, under a name of its own; gone again afterwards."""
-    alias = f"{mutant.package}_mutant_{next(_numbers)}"
+    alias = f"{mutant.package.replace('/', '_')}_mutant_{next(_numbers)}"
     shutil.copytree(ROOT / mutant.package, folder / alias, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (folder / alias).rglob("*.py"):
         text = path.read_text()
@@ -145,6 +145,7 @@ class WatchedEngine(JudgedEngine):
         self.config = config
         self.follower = Follower(config, "watched")
         self.engine = factory(config, observer=self.follower)
+        self.follower.state = initial_state(config, self.engine.profile.choices)
         self.is_sound = True
 
     def step(self, token_source: TokenSource) -> StepReport:
@@ -183,7 +184,7 @@ class ClonedPool(Pool, Protocol):
 def _walk(pool: ClonedPool, scope: Scope, max_states: int) -> None:
     """Breadth first, each call on a pool of its own, mistakes too; what is answered is followed, what is refused has
     changed nothing."""
-    first = initial_state(scope.config)
+    first = initial_state(scope.config, pool.profile.choices)
     queue: deque[tuple[ClonedPool, State]] = deque([(pool, first)])
     seen: set[Key] = {canonical(first)}
     while queue and len(seen) < max_states:

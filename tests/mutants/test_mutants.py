@@ -1,6 +1,7 @@
 """Every sabotaged engine dies, and by the rule that names its fault; nearly every rule has one."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ from reference.engine import make_engine
 from reference.sequence_pool import make_pool
 from spec.rules import RULES
 from spec.scope import Scope
+from tests.mutants.choices_zoo import CHOICES_ZOO
 from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
 from tests.mutants.pool_zoo import POOL_ZOO
 from tests.mutants.reference_zoo import REFERENCE_ZOO
 from tests.mutants.sabotage import Mutant, killer, pool_killer, sabotaged, stream_killer
 from tests.mutants.stream_zoo import STREAM_ZOO
 
-ZOO = [*REFERENCE_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO]
+ZOO = [*REFERENCE_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO, *CHOICES_ZOO]
 SCOPES = [scope for i, scope in enumerate(m.scope for m in POOL_ZOO) if scope not in [m.scope for m in POOL_ZOO[:i]]]
 
 WITHOUT_MUTANT: Mapping[str, str] = {
@@ -49,6 +51,14 @@ def test_a_mutant_pool_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) ->
     assert mutant.scope is not None
     with sabotaged(mutant, tmp_path) as package:
         assert pool_killer(package.make_pool, mutant.scope) == mutant.rule
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", CHOICES_ZOO, ids=lambda mutant: mutant.name)
+def test_a_mutant_that_chooses_otherwise_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
+    with sabotaged(mutant, tmp_path) as package:
+        make_engine = import_module(f"{package.__name__}.model_engine").make_engine_at_schedule
+        assert killer(make_engine, mutant.config) == mutant.rule
 
 
 @pytest.mark.slow

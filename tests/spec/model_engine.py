@@ -1,28 +1,28 @@
 """The executable model as an engine: it decides as plainly as the rules allow, and does what the transitions say."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from spec.attention import first_visible
 from spec.block_table import first_kept, room, slots_of
+from spec.choices import EvictionOrder, Publication
 from spec.engine import (
     Admission,
     Capability,
-    EvictionOrder,
     InvalidRequest,
     Profile,
     StepReport,
     TokenSource,
     UnknownId,
 )
-from spec.prefix_cache import find, key_of, longest_hit
+from spec.prefix_cache import find, is_written, key_of, longest_hit
 from spec.replay import step
 from spec.scheduler import (
     admission,
     budget_left,
     ends,
     fits_alone,
-    is_servable,
-    names_are_new,
+    may_come_in,
     seats_taken,
     seq_ids_in_use,
 )
@@ -40,6 +40,7 @@ from spec.vocabulary import (
     Config,
     Copy,
     Event,
+    Evict,
     Finish,
     FinishReason,
     Fork,
@@ -70,19 +71,20 @@ PROFILE = Profile(
 )
 
 
+AT_SCHEDULE = replace(PROFILE, name="model at schedule", publication=Publication.AT_SCHEDULE, num_reserved_blocks=1)
+"""Other choices: blocks are published before they are written, and one is kept for padding."""
+
+
 class ModelEngine:
     """An engine that is nothing but a state of the specification and the events that change it."""
 
-    def __init__(self, config: Config) -> None:
-        self.state = initial_state(config)
+    def __init__(self, config: Config, profile: Profile = PROFILE) -> None:
+        self.profile = profile
+        self.state = initial_state(config, profile.choices)
         self.done: list[Event] = []
 
-    @property
-    def profile(self) -> Profile:
-        return PROFILE
-
     def add(self, request: Request) -> None:
-        if not (names_are_new(self.state, request) and is_servable(self.state.config, request)):
+        if not may_come_in(self.state, request):
             raise InvalidRequest(f"request {request.request_id} can never be served, or its ids are in use")
         self._do(Add(request))
 
@@ -97,7 +99,8 @@ class ModelEngine:
         ):
             raise InvalidRequest(f"sequence {parent} cannot be forked into {child}")
         num_seqs = len(tuple(seqs_of(self.state, seq.request_id))) + 1
-        if not fits_alone(self.state.config, self.state.requests[seq.request_id], num_seqs):
+        reserved = self.profile.num_reserved_blocks
+        if not fits_alone(self.state.config, self.state.requests[seq.request_id], num_seqs, reserved):
             return Admission.NEVER
         if seats_taken(self.state) == self.state.config.max_num_seqs:
             return Admission.LATER
@@ -180,6 +183,8 @@ class ModelEngine:
         num_tokens = self._num_next(seq_id)
         blocks = self._free(growth(self.state, seq_id, room(self.state.seqs[seq_id]) + num_tokens))
         self._do(Allocate(seq_id, num_tokens, blocks))
+        if self.profile.publication is Publication.AT_SCHEDULE:
+            self._publish(seq_id)
         return True
 
     def _num_taken(self, seq_id: SeqId) -> int:
@@ -217,6 +222,8 @@ class ModelEngine:
         if self.state.config.recovery is Recovery.SWAP and fits and not planned:
             for seq_id in filter(tables.get, seq_ids):
                 self._do(SwapOut(seq_id, self.state.host_free[: len(tables[seq_id])]))
+        self._unpublish(tables.values())
+        self.done = [e for e in self.done if not (isinstance(e, Copy) and e.seq in seq_ids)]
         self._do(Preempt(request_id))
 
     def _budget(self) -> int:
@@ -259,10 +266,16 @@ class ModelEngine:
 
     def _publish(self, seq_id: SeqId) -> None:
         seq = self.state.seqs[seq_id]
-        full = seq.num_computed_tokens // self.state.config.block_size if self.state.config.prefix_cache else 0
+        full = room(seq) // self.state.config.block_size if self.state.config.prefix_cache else 0
         for index in range(seq.num_dropped_blocks, full):
             if find(self.state, key_of(self.state, seq_id, index)) is None:
                 self._do(Publish(seq_id, index))
+
+    def _unpublish(self, tables: Iterable[tuple[BlockId, ...]]) -> None:
+        """What will not be written after all can not be found any more (CACHE-1)."""
+        for block in {block for table in tables for block in table if block in self.state.cached}:
+            if not is_written(self.state, block):
+                self._do(Evict(block))
 
     def _slide(self, seq_id: SeqId) -> None:
         seq, config = self.state.seqs[seq_id], self.state.config
@@ -274,3 +287,8 @@ class ModelEngine:
 def make_engine(config: Config) -> ModelEngine:
     """An empty engine with these limits."""
     return ModelEngine(config)
+
+
+def make_engine_at_schedule(config: Config) -> ModelEngine:
+    """One that publishes at the schedule and keeps a block for itself."""
+    return ModelEngine(config, AT_SCHEDULE)

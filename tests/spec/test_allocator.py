@@ -7,20 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec.allocator import blocks_in, blocks_needed, blocks_taken, give_back, holders, kv_bytes_per_token, wasted_slots
-from spec.broken import ALONE, EMPTY, EMPTY_PAIRS, FORKED, SWAPPED, follow, stored
+from spec.broken import ALONE, EMPTY, EMPTY_PAIRS, FORKED, RESERVING, SWAPPED, follow, stored
+from spec.choices import Choices
 from spec.vocabulary import (
     Allocate,
     Begin,
+    CacheKey,
     Complete,
+    Config,
     Copy,
     Evict,
     Flight,
     Fork,
+    InvalidConfig,
+    Observe,
     Publish,
     Release,
     Start,
     Submit,
     SwapIn,
+    initial_state,
 )
 from tests.spec.states import allows, bites, fails, forbids, holds
 
@@ -200,3 +206,34 @@ def test_blocks_outside_the_pool_are_nobodys() -> None:
     nowhere = follow(EMPTY, Start(0, (5,)), Allocate(0, 1, (3,)))
     assert nowhere.ref_count == (0, 0, 0)
     assert follow(nowhere, Release(0)).ref_count == (0, 0, 0)
+
+
+def test_alloc_6_a_reserved_block_is_in_no_table_and_not_cached() -> None:
+    bites("ALLOC-6")
+    holds("ALLOC-6", RESERVING)
+    fails("ALLOC-6", replace(RESERVING, cached={0: CacheKey((5,))}))
+    holds("ALLOC-6", follow(RESERVING, *stored(0, (5,), (1,)), Publish(0, 0)))
+
+
+def test_alloc_1_a_reserved_block_is_never_free() -> None:
+    assert RESERVING.free == (1, 2)
+    fails("ALLOC-1", replace(RESERVING, free=(0, 1, 2)))
+
+
+def test_alloc_4_nobody_is_given_a_reserved_block() -> None:
+    forbids("ALLOC-4", RESERVING, Start(0, (5,)), Allocate(0, 1, (0,)))
+    shared = follow(RESERVING, *stored(0, (5,), (1,)), Fork(0, 1))
+    forbids("ALLOC-4", shared, Copy(1, 0, 1, 0))
+
+
+def test_alloc_2_what_an_engine_counts_of_a_reserved_block_is_its_own_affair() -> None:
+    counted = replace(RESERVING, ref_count=(7, 0, 0))
+    for rule_id in ("ALLOC-2", "ALLOC-3"):
+        holds(rule_id, counted)
+    allows("API-3", RESERVING, Observe(), leads_to=counted)
+
+
+def test_all_blocks_but_one_can_not_be_reserved_too() -> None:
+    for count in (-1, 2):
+        with pytest.raises(InvalidConfig, match=f"num_reserved_blocks is {count}, it must be 0 to 1"):
+            initial_state(Config(num_blocks=2), Choices(num_reserved_blocks=count))

@@ -8,7 +8,8 @@ import pytest
 import optimized
 import reference
 from reference.pool import BlockPool
-from spec.engine import EvictionOrder, PoolFactory, Profile
+from spec.choices import EvictionOrder
+from spec.engine import PoolFactory, Profile
 from spec.lockstep import Lockstep, walk
 from spec.scope import CACHE, FLIGHTS, LENSES, PLAIN, ROLLBACK, SWAP, Scope, needs
 from spec.vocabulary import BlockId, Config

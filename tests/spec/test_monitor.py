@@ -10,6 +10,7 @@ import pytest
 
 import optimized
 import reference
+from spec.choices import Choices, EvictionOrder
 from spec.engine import EngineFactory
 from spec.log_check import check_log, replay_log
 from spec.monitor import UNCOUNTED, Monitor, counted_rules
@@ -22,6 +23,10 @@ from tests.transcripts.story import Teller, read_story
 
 STORIES = sorted(Path(__file__).parents[1].joinpath("transcripts").glob("*_*.txt"))
 ENGINES: dict[str, Callable[..., object]] = {"reference": reference.make_engine, "optimized": optimized.make_engine}
+
+
+IN_ORDER = Choices(eviction_order=EvictionOrder.LRU)
+"""What both engines declare."""
 
 
 class Tape:
@@ -38,7 +43,7 @@ class Tape:
 
 
 def reader_of(config: Config, events: Sequence[Event]) -> Reader:
-    return Reader(BytesIO(dumps(Trace(config, tuple(events))).encode()), "log")
+    return Reader(BytesIO(dumps(Trace(config, tuple(events), choices=IN_ORDER)).encode()), "log")
 
 
 def by_counters(config: Config, events: Sequence[Event]) -> tuple[int, str] | None:
@@ -53,7 +58,7 @@ def by_counters(config: Config, events: Sequence[Event]) -> tuple[int, str] | No
 
 def by_replay(config: Config, events: Sequence[Event]) -> tuple[int, str] | None:
     """The same from the whole model, among the rules that a monitor judges."""
-    state = initial_state(config)
+    state = initial_state(config, IN_ORDER)
     for number, event in enumerate(events, start=1):
         after = step(state, event)
         broken = [rule.id for rule in broken_rules(state, event, after) if rule.id not in UNCOUNTED]

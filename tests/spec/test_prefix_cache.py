@@ -4,24 +4,46 @@ from dataclasses import replace
 
 import pytest
 
-from spec.broken import ALICE, ALONE, EMPTY, EMPTY_PAIRS, EQUALS, PUBLISHED, STEP_1, TAKEN_BACK, UNUSED, follow, stored
+from spec.broken import (
+    ALICE,
+    ALONE,
+    AT_SCHEDULE,
+    EMPTY,
+    EMPTY_PAIRS,
+    EQUALS,
+    IN_ORDER,
+    PUBLISHED,
+    STEP_1,
+    TAKEN_BACK,
+    UNUSED,
+    follow,
+    served,
+    stored,
+)
+from spec.choices import Choices
 from spec.prefix_cache import find, key_of, longest_hit, salt_of
 from spec.vocabulary import (
+    Abort,
     Add,
+    Admit,
     Allocate,
     Append,
     CacheKey,
     Complete,
+    Event,
     Evict,
     Hit,
     Observe,
+    Preempt,
     Publish,
+    Read,
     Refuse,
     Release,
     Reset,
     Seq,
     Slide,
     Start,
+    Submit,
     Write,
     initial_state,
 )
@@ -248,3 +270,77 @@ def test_cache_12_a_window_may_leave_an_old_sequence_without_a_table() -> None:
 def test_cache_14_what_is_filled_is_published() -> None:
     allows("CACHE-14", STEP_1, Append(0, (7,)), Publish(0, 0), Complete(1))
     bites("CACHE-14")
+
+
+# Publication at the schedule
+
+PLANNED = follow(AT_SCHEDULE, *served(ALICE, 0), Publish(0, 0))
+"""Alice's block can be found, and is not written yet."""
+FOLLOWED = follow(PLANNED, Start(5, (5, 6)), Hit(5, (0,)))
+"""Somebody has hit it in the same step."""
+
+
+def test_cache_6_a_scheduled_block_is_published_only_at_the_schedule() -> None:
+    allows("CACHE-6", AT_SCHEDULE, *served(ALICE, 0), Publish(0, 0))
+    forbids("CACHE-6", replace(AT_SCHEDULE, choices=Choices()), *served(ALICE, 0), Publish(0, 0))
+    forbids("CACHE-6", AT_SCHEDULE, Admit(0), Publish(0, 0))
+
+
+def test_cache_1_a_block_that_is_published_at_the_schedule_is_owed_its_prefix() -> None:
+    holds("CACHE-1", PLANNED)
+    fails("CACHE-1", replace(PLANNED, choices=Choices()))
+    fails("CACHE-1", replace(PLANNED, cached={0: CacheKey((6,))}))
+
+
+@pytest.mark.parametrize("event", [Preempt(0), Abort(0), Release(0)], ids=repr)
+def test_cache_1_who_does_not_write_takes_back_what_was_published(event: Event) -> None:
+    fails("CACHE-1", follow(PLANNED, event))
+    holds("CACHE-1", follow(PLANNED, Evict(0), event))
+
+
+def test_cache_9_a_block_in_use_is_taken_back_while_it_is_not_written() -> None:
+    allows("CACHE-9", PLANNED, Evict(0))
+    forbids("CACHE-9", PLANNED, Write(0, 0, (0,)), Evict(0))
+
+
+def test_table_5_whoever_hits_such_a_block_waits_for_it() -> None:
+    holds("TABLE-5", FOLLOWED)
+    fails("TABLE-5", follow(FOLLOWED, Evict(0), Preempt(0)))
+
+
+def test_attn_1_what_is_hit_is_written_before_it_is_read() -> None:
+    allows("ATTN-1", FOLLOWED, Write(0, 0, (0,)), Read(5, (0,)))
+    forbids("ATTN-1", FOLLOWED, Read(5, (0,)))
+
+
+def test_cow_2_what_was_published_at_the_schedule_is_written_once() -> None:
+    allows("COW-2", FOLLOWED, Write(0, 0, (0,)))
+    forbids("COW-2", replace(FOLLOWED, choices=Choices()), Write(0, 0, (0,)))
+    forbids("COW-2", FOLLOWED, Write(0, 0, (0,)), Write(0, 0, (0,)))
+    forbids("COW-2", replace(FOLLOWED, cached={0: CacheKey((6,))}), Write(0, 0, (0,)))
+
+
+def test_cache_15_what_a_step_will_fill_is_published_when_it_is_submitted() -> None:
+    bites("CACHE-15")
+    allows("CACHE-15", PLANNED, Submit(1))
+    allows("CACHE-15", replace(AT_SCHEDULE, choices=Choices()), *served(ALICE, 0), Submit(1))
+
+
+# Which free block is taken
+
+
+def test_cache_16_under_lru_the_cached_block_free_longest_is_evicted() -> None:
+    bites("CACHE-16")
+    freed = replace(CHAIN, choices=IN_ORDER.choices)
+    allows("CACHE-16", freed, Start(0, (6,)), Allocate(0, 1, (2,)))
+    allows("CACHE-16", freed, Start(0, (6,)), Allocate(0, 1, (1,)))
+    forbids("CACHE-16", freed, Start(0, (6,)), Allocate(0, 1, (0,)))
+    allows("CACHE-16", CHAIN, Start(0, (6,)), Allocate(0, 1, (0,)))
+
+
+def test_cache_17_under_lru_the_end_of_a_table_is_evicted_first() -> None:
+    bites("CACHE-17")
+    freed = replace(CHAIN, choices=IN_ORDER.choices)
+    assert freed.free == (2, 1, 0)
+    allows("CACHE-17", freed, Observe(), leads_to=replace(freed, free=(1, 2, 0)))
+    allows("CACHE-17", CHAIN, Observe(), leads_to=replace(CHAIN, free=(0, 1, 2)))

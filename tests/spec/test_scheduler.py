@@ -14,6 +14,7 @@ from spec.broken import (
     EMPTY_PAIRS,
     EQUALS,
     FULL,
+    RESERVING,
     STEP_1,
     STEP_2,
     THREE_SEATS,
@@ -453,3 +454,11 @@ def test_a_swapped_sequence_starts_where_it_was_and_hits_nothing() -> None:
 def test_sched_17_a_stop_token_in_the_prompt_ends_nothing() -> None:
     prompted = replace(STEP_1, requests={0: replace(ALICE, stop_token_ids=(5,))})
     allows("SCHED-17", prompted, Complete(1))
+
+
+def test_sched_8_a_request_fits_into_what_is_not_reserved() -> None:
+    longest = replace(ALICE, max_tokens=3)
+    allows("SCHED-8", EMPTY, Add(longest))
+    forbids("SCHED-8", RESERVING, Add(longest))
+    allows("SCHED-20", RESERVING, Refuse(Add(longest)))
+    allows("SCHED-8", RESERVING, Add(replace(ALICE, max_tokens=2)))

@@ -10,10 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec.choices import Choices, EvictionOrder
 from spec.engine import Observer
 from spec.replay import replay
 from spec.trace import FORMAT, VERSION, Reader, Trace, TraceError, Writer, dumps, load, loads
-from spec.vocabulary import Add, Allocate, Config, Event, Finish, FinishReason, Read, Refuse, Request, Start, Write
+from spec.vocabulary import (
+    Add,
+    Allocate,
+    Config,
+    Event,
+    Finish,
+    FinishReason,
+    Read,
+    Refuse,
+    Request,
+    Start,
+    Write,
+)
 from tests.spec.strategies import EVENTS, configs, events
 
 CONFIG = Config(num_blocks=2, block_size=4)
@@ -147,6 +160,13 @@ def test_a_limit_that_makes_no_sense_is_named() -> None:
 def test_a_choice_that_does_not_exist_is_named() -> None:
     config = {**json.loads(LINES[0])["config"], "policy": "lottery"}
     assert error_of(with_line(1, config=config)).problem == "is 'lottery', it must be one of fcfs, priority"
+
+
+def test_the_choices_of_the_engine_are_part_of_the_log() -> None:
+    choices = Choices(eviction_order=EvictionOrder.LRU, num_reserved_blocks=1)
+    assert loads(dumps(Trace(CONFIG, choices=choices))).choices == choices
+    error = error_of(with_line(1, choices={**json.loads(LINES[0])["choices"], "num_reserved_blocks": -1}))
+    assert (error.field, error.problem) == ("choices.num_reserved_blocks", "is -1, it must be 0 to 1")
 
 
 def test_an_event_is_no_call() -> None:

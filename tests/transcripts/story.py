@@ -36,7 +36,6 @@ from spec.vocabulary import (
     SwapOut,
     Token,
     Write,
-    initial_state,
 )
 
 
@@ -107,7 +106,7 @@ class Teller:
     def __init__(self, config: Config, factory: EngineFactory) -> None:
         self.config = config
         self.judged = JudgedEngine(factory(config), config)
-        self.state = initial_state(config)
+        self.state = self.judged.state
         self.num_told = 0
         self.device, self.host = Names(), Names()
         self.commands: dict[str, Callable[[list[str]], list[str]]] = {
