@@ -62,6 +62,10 @@ def test_a_plan_forgets_its_victim() -> None:
     assert state.flights[1].preempting
 
 
+def test_a_plan_forgets_who_gives_up() -> None:
+    assert follow(WAITING, Begin(1), Admit(0), Allocate(0, 1, (0,)), Abort(0)).flights[1].scheduled == {}
+
+
 def test_swapping_out_and_in_changes_blocks_only() -> None:
     state = follow(SWAPPED, SwapIn(0, (2,)))
     assert state.block_tables == {0: (2,)} and state.cells == {2: (5,)}
@@ -109,6 +113,11 @@ def test_preempt_3_what_is_not_stored_is_not_computed() -> None:
 def test_preempt_3_a_window_may_leave_nothing_to_store() -> None:
     tight = initial_state(replace(EMPTY.config, window=1))
     holds("PREEMPT-3", follow(tight, *stored(0, (5,), (0,)), Slide(0, 1)))
+
+
+def test_preempt_3_what_a_window_has_passed_is_counted_in_tokens() -> None:
+    window = initial_state(replace(PAIR.config, window=1))
+    holds("PREEMPT-3", follow(window, *stored(0, (5, 6), (1,), block_size=2), Slide(0, 1)))
 
 
 def test_preempt_4_no_token_is_lost() -> None:

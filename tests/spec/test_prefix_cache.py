@@ -63,6 +63,7 @@ def test_the_salt_is_the_requests() -> None:
     state = follow(EMPTY, Add(replace(ALICE, cache_salt="mine")))
     assert salt_of(state, state.seqs[0]) == "mine"
     assert salt_of(ALONE, ALONE.seqs[0]) == ""
+    assert key_of(state, 0, 0) == CacheKey((5,), "mine")
 
 
 def test_a_cached_block_is_found_by_its_key() -> None:
@@ -259,6 +260,12 @@ def test_cache_12_only_who_starts_must_look() -> None:
     allows("CACHE-12", running, Allocate(1, 1, (2,)))
     without = replace(CHAIN, config=replace(CHAIN.config, prefix_cache=False))
     allows("CACHE-12", without, Start(1, (5, 6)), Allocate(1, 1, (2,)))
+
+
+def test_cache_12_who_has_a_table_has_begun() -> None:
+    begun = follow(CHAIN, Start(1, (5, 6, 7)))
+    allows("CACHE-12", replace(begun, block_tables={1: (2,)}), Allocate(1, 1, ()))
+    forbids("CACHE-12", begun, Allocate(1, 1, (2,)))
 
 
 def test_cache_12_a_window_may_leave_an_old_sequence_without_a_table() -> None:
