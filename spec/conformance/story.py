@@ -169,14 +169,14 @@ def _end(why: Exception) -> list[str]:
     """The two states between which a rule was broken."""
     if not isinstance(why, RuleViolation):
         return []
-    first, last = ("expected", "shown") if isinstance(why.event, Observe) else ("before", "after")
-    return [
-        "",
-        f"{first}, where its events lead:" if isinstance(why.event, Observe) else f"{first} {why.event!r}:",
-        *_indented(memory_map(why.before)),
-        f"{last}:",
-        *_indented(memory_map(why.after)),
-    ]
+    before, after = memory_map(why.before), memory_map(why.after)
+    if isinstance(why.event, Observe):
+        names = ("expected, where its events lead:", "shown:")
+    else:
+        names = (f"before {source_of(why.event)}:", "after:")
+    if before == after:
+        return ["", f"{names[0].removesuffix(':')}, and {names[1]}", *_indented(before)]
+    return ["", names[0], *_indented(before), names[1], *_indented(after)]
 
 
 def _indented(drawn: Map) -> list[str]:

@@ -9,7 +9,8 @@ from enum import Enum
 from operator import attrgetter
 from pathlib import Path
 
-from spec.engine import Capability, Profile
+from spec.conformance.guard import MAKE_LIMIT_S, AdapterFault, Guard
+from spec.engine import Capability, InvalidRequest, Profile
 from spec.vocabulary import Config
 
 
@@ -60,10 +61,7 @@ def load(name: str, folder: Path) -> Target:
     call = _imported(name, folder)
     if _is_kernel(call):
         return Target(name, Kind.KERNEL, call)
-    try:
-        made = call(Config(num_blocks=8))
-    except Exception as error:
-        raise BadTarget(f"{name}(Config(num_blocks=8)) raises {type(error).__name__}: {error}") from error
+    made: object = _made(name, call)
     kind = Kind.ENGINE if hasattr(made, "step") else Kind.POOL
     profile = getattr(made, "profile", None)
     if not isinstance(profile, Profile):
@@ -77,6 +75,15 @@ def load(name: str, folder: Path) -> Target:
     return Target(name, kind, call, profile)
 
 
+def _made(name: str, call: Callable[..., object]) -> object:
+    made, config = list[object](), Config(num_blocks=8)
+    try:
+        Guard(config, MAKE_LIMIT_S).call(name, type(None), lambda: made.append(call(config)))
+    except (AdapterFault, InvalidRequest) as fault:
+        raise BadTarget(f"AdapterFault in {fault}") from fault
+    return made[0]
+
+
 def _imported(name: str, folder: Path) -> Callable[..., object]:
     module_name, _, path = name.partition(":")
     if not module_name or not path:
@@ -87,7 +94,9 @@ def _imported(name: str, folder: Path) -> Callable[..., object]:
         found: object = attrgetter(path)(importlib.import_module(module_name))
     except AttributeError:
         raise BadTarget(f"--engine is {name!r}: the module {module_name} has no {path}") from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise BadTarget(f"--engine is {name!r}: its import raises {type(error).__name__}: {error}") from error
     if not callable(found):
         raise BadTarget(f"--engine is {name!r}, which is a {type(found).__name__} and cannot be called")

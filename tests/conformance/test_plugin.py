@@ -37,7 +37,10 @@ def test_a_report_says_what_was_judged_and_what_came_of_it(run: Run, tmp_path: P
     [
         (["--engine", "reference"], "--engine is 'reference', it must be MODULE:NAME"),
         (["--engine", "reference:make_pol"], "the module reference has no make_pol"),
-        (["--engine", "json:dumps"], "json:dumps(Config(num_blocks=8)) raises TypeError"),
+        (["--engine", "json:dumps"], "AdapterFault in json:dumps: raised TypeError"),
+        (["--engine", "sys:exit"], "AdapterFault in sys:exit: raised SystemExit: Config(num_blocks=8"),
+        (["--engine", "this_is:nowhere"], "its import raises ModuleNotFoundError: No module named 'this_is'"),
+        (["--engine", "reference:make_engine", "--engine", "optimized:make_engine"], "names an engine twice"),
         (["--conformance-level", "L9"], "'L9' is none of L0, L1, L2, L3, L4, L5"),
         (["--conformance-time-budget", "nan"], "must be a number of seconds above 0"),
         (["--conformance-max-examples", "0"], "must be a whole number above 0"),
