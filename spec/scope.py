@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spec.block_table import first_kept
-from spec.engine import Admission, Capability, Pool
+from spec.engine import Admission, Capability, Pool, Profile
 from spec.vocabulary import Config, Event, InvalidConfig, Prefix, Seq, SeqId, State, StepId, Token
 
 PLAIN = frozenset({"allocate", "append", "fork", "release"})
@@ -169,6 +169,27 @@ def needs(scope: Scope) -> frozenset[Capability]:
         Capability.OVERLAP: scope.max_flights > 0,
     }
     return frozenset(capability for capability, is_wanted in wanted.items() if is_wanted)
+
+
+def narrowed(scope: Scope, profile: Profile) -> Scope:
+    """The scope without what an engine with this profile does not do."""
+    lacks = needs(scope) - profile.capabilities
+    off = {
+        Capability.FORK: {"fork"},
+        Capability.COPY_ON_WRITE: {"fork"},
+        Capability.SWAP: SWAP,
+        Capability.PREFIX_CACHE: CACHE,
+        Capability.ROLLBACK: ROLLBACK,
+        Capability.OVERLAP: FLIGHTS,
+    }
+    config = replace(
+        scope.config,
+        prefix_cache=scope.config.prefix_cache and Capability.PREFIX_CACHE not in lacks,
+        window=None if Capability.WINDOW in lacks else scope.config.window,
+    )
+    gone = frozenset[str]().union(*(off.get(capability, frozenset()) for capability in lacks))
+    flights = 0 if Capability.OVERLAP in lacks else scope.max_flights
+    return replace(scope, config=config, max_flights=flights, operations=scope.operations - gone)
 
 
 @dataclass(frozen=True)

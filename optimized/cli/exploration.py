@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -62,6 +63,12 @@ def explore(
     reach: Annotated[
         str | None, typer.Option(help="Look for a state, as in 'ref_count>=3 and not swapped', and stop there.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="With --reach: only what the profile of this factory's engine declares."
+        ),
+    ] = None,
     num_blocks: Annotated[int | None, typer.Option(help="Blocks of the pool: a scope of your own.")] = None,
     block_size: Annotated[int, typer.Option(help="Tokens per block, in a scope of your own.")] = 2,
     max_seqs: Annotated[int, typer.Option(help="The most live sequences.")] = 3,
@@ -76,7 +83,7 @@ def explore(
     """Visit every reachable state of small scopes, one a feature, and check every rule in each."""
     import spec  # noqa: F401  enters the rules
     from spec.scope import CACHE, FLIGHTS, PLAIN, ROLLBACK, SWAP, Scope
-    from spec.vocabulary import Config
+    from spec.vocabulary import Config, InvalidConfig
 
     if num_blocks is not None:
         config = Config(num_blocks, block_size, num_host_blocks=num_host_blocks, prefix_cache=prefix_cache)
@@ -87,8 +94,10 @@ def explore(
     else:
         scopes, loads = _chosen(lens or [], scope, reach is not None)
     if reach is not None:
-        _look(reach, scopes, as_json)
+        _look(reach, scopes if engine is None else _declared(scopes, engine), as_json)
         return
+    if engine is not None:
+        raise InvalidConfig("engine", engine, "left out without --reach: the suite judges engines, a search the rules")
     looked = [_explored(name, each, as_json) for name, each in scopes.items()]
     looked += [_scheduled(name, as_json) for name in loads]
     broken = [rule_id for each in looked for rule_id in each.broken]
@@ -128,6 +137,24 @@ def _chosen(names: Sequence[str], size: str, pools_only: bool) -> tuple[dict[str
     chosen = list(dict.fromkeys(names)) or known
     scopes = {name: LENSES[name].small if size == "small" else LENSES[name].large for name in chosen if name in LENSES}
     return scopes, [name for name in chosen if name in LOADS]
+
+
+def _declared(scopes: Mapping[str, Scope], engine: str) -> dict[str, Scope]:
+    """The scopes without what the engine's profile does not declare; what is then the same is searched once."""
+    from spec.conformance.target import BadTarget, load
+    from spec.scope import narrowed
+    from spec.vocabulary import InvalidConfig
+
+    try:
+        profile = load(engine, Path.cwd()).profile
+    except BadTarget as error:
+        raise InvalidConfig("engine", engine, f"a factory of engines or pools: {error}") from None
+    if profile is None:
+        raise InvalidConfig("engine", engine, "a factory of engines or pools, not a kernel")
+    unique: dict[Scope, str] = {}
+    for name, scope in scopes.items():
+        unique.setdefault(narrowed(scope, profile), name)
+    return {name: scope for scope, name in unique.items()}
 
 
 def _explored(name: str, scope: Scope, as_json: bool) -> Looked:

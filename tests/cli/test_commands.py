@@ -5,6 +5,7 @@ import json
 import resource
 import signal
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from optimized.cli.screen import Screen, one_line, printable
 from optimized.cli.traces import CLEAR, replay
 from optimized.doctor import BASE, EXTRAS
+from optimized.engine import SymbolicEngine
+from spec.engine import Capability
 from spec.trace import Trace, dumps, load
 from spec.vocabulary import Allocate, Config, Start
 from tests.cli.conftest import ROOT, Process, Run
@@ -152,6 +155,24 @@ def test_explore_visits_a_small_scope(run: Run) -> None:
     assert (found["broken"], found["path"]) == ([], [])
     assert "publish" in found["scope"]["operations"]
     assert f"{found['num_states']:,} states" in run("spec", "explore", *options).stdout
+
+
+def without_swap(config: Config) -> SymbolicEngine:
+    class Plainer(SymbolicEngine):
+        profile = replace(SymbolicEngine.profile, capabilities=SymbolicEngine.profile.capabilities - {Capability.SWAP})
+
+    return Plainer(config)
+
+
+def test_reach_asks_what_a_profile_can_reach(run: Run) -> None:
+    options = ("--num-blocks", 2, "--max-seqs", 1, "--max-tokens", 2, "--num-host-blocks", 2, "--reach", "swapped")
+    for engine, reached in (("optimized:make_engine", True), (f"{__name__}:without_swap", False)):
+        found = json.loads(run("spec", "explore", *options, "--engine", engine, "--json").stdout)
+        assert found["reached"] is reached
+    assert "swap_out(0)" in json.loads(run("spec", "explore", *options, "--json").stdout)["path"]
+    result = run("spec", "explore", *options, "--engine", "nobody:knows")
+    assert (result.exit_code, "it must be a factory of engines or pools" in result.stderr) == (2, True)
+    assert run("spec", "explore", "--engine", "optimized:make_engine").exit_code == 2
 
 
 def test_check_names_the_rule_and_the_line(run: Run, log: Path) -> None:

@@ -3,14 +3,17 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import optimized
+from spec.engine import Observer
 from spec.playback import MOST_MAPS_IN_SVG, html, svg
 from spec.shrink import Broken, first_broken, shrunk
 from spec.timeline import Doing, Timeline, timeline
+from spec.trace import Writer
 from spec.vocabulary import Config, Event, Publish, Request, Write
 
 
@@ -24,19 +27,30 @@ class Tape(list[Event]):
         """Nothing."""
 
 
+EXAMPLE = Path(__file__).parents[2] / "docs/example.jsonl"
 CONFIG = Config(num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, prefix_cache=True)
 
 
-@pytest.fixture(scope="module")
-def events() -> list[Event]:
+def run(observer: Observer) -> None:
     """Four requests that begin alike, on so few blocks that some are preempted; the third has two samples."""
-    tape = Tape()
-    engine = optimized.make_engine(CONFIG, tape)
+    engine = optimized.make_engine(CONFIG, observer)
     for i in range(4):
         engine.add(Request(i, (1, 2, 3, 4, 5 + i), 12, (10 * i, 10 * i + 1) if i == 2 else (10 * i,)))
     while engine.core.has_work:
         engine.step(lambda seq, tokens: seq + len(tokens))
+
+
+@pytest.fixture(scope="module")
+def events() -> list[Event]:
+    tape = Tape()
+    run(tape)
     return list(tape)
+
+
+def test_the_log_that_the_book_draws_is_what_an_engine_writes(tmp_path: Path) -> None:
+    with Writer(tmp_path / "log", CONFIG, "optimized") as writer:
+        run(writer)
+    assert (tmp_path / "log").read_text() == EXAMPLE.read_text()
 
 
 @pytest.fixture(scope="module")
