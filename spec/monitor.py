@@ -52,6 +52,7 @@ from spec.vocabulary import (
     Token,
     Write,
     initial_state,
+    replace,
 )
 
 CONTENTS, AHEAD = "it needs the contents of every slot", "it looks ahead over every running request"
@@ -125,6 +126,8 @@ class Monitor(Mirror):
     def judge(self, event: Event) -> None:
         """The rules themselves, which know. O(pool)."""
         before = self.state()
+        if isinstance(event, Evict) and self.choices.publication is Publication.AFTER_COMPUTE:
+            before = replace(before, cells=dict.fromkeys(range(before.config.num_slots), ()))  # CACHE-9: it is written
         after = step(before, event)
         self._raise_broken(before, event, after)
         self.load(after)

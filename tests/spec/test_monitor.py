@@ -17,7 +17,7 @@ from spec.monitor import UNCOUNTED, Monitor, counted_rules
 from spec.replay import step
 from spec.rules import RULES, RuleViolation, broken_rules, concerned
 from spec.trace import Reader, Trace, TraceError, Writer, dumps, load
-from spec.vocabulary import Allocate, Config, Event, Fork, Start, State, Write, initial_state
+from spec.vocabulary import Allocate, Config, Event, Evict, Fork, Publish, Start, State, Write, initial_state
 from tests.optimized.driver import Caller, config_for
 from tests.transcripts.story import Teller, read_story
 
@@ -275,3 +275,9 @@ def test_what_an_engine_shows_is_compared_with_its_events(engine: str) -> None:
     wrong = replace(shown, ref_count=tuple(count + 1 for count in shown.ref_count))
     with pytest.raises(RuleViolation, match="ALLOC-2"):
         monitor.shown(wrong)
+
+
+def test_cache_9_is_seen_without_the_contents_of_slots() -> None:
+    config = Config(num_blocks=2, block_size=2, prefix_cache=True)
+    events = (Start(0, (5, 6, 7)), Allocate(0, 3, (0, 1)), Write(0, 0, (0, 1, 2)), Publish(0, 0), Evict(0))
+    assert by_counters(config, events) == by_replay(config, events) == (5, "CACHE-9")
