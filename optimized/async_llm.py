@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -19,6 +19,7 @@ from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
 from optimized.sampling import SamplingParams
+from spec.vocabulary import Token
 
 
 class EngineStopped(RuntimeError):
@@ -131,6 +132,16 @@ class AsyncLLM:
         """A conversation as a prompt for ``generate``."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self.llm.chat_prompt, messages, add_generation_prompt)
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[Token]:
+        """The token ids of a text. Raises ``InvalidRequest`` where there is no tokenizer."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self.llm.encode, text, add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[Token]) -> str:
+        """The text of token ids. Raises ``InvalidRequest`` where there is no tokenizer."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self.llm.decode, token_ids)
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Take no more requests, give the unfinished ones so long to end, and stop; the rest gets ``EngineStopped``."""

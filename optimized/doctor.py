@@ -14,13 +14,19 @@ from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
 BASE = ("numpy", "typer", "rich", "tqdm")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "engine": ("torch", "triton", "tokenizers", "safetensors", "gguf", "minijinja"),
+    "server": ("fastapi", "starlette", "uvicorn", "h11", "pydantic", "msgspec", "prometheus-client"),
     "conformance": ("pytest", "hypothesis"),
     "formal": ("z3-solver", "cvc5", "crosshair-tool"),
     "docs": ("sphinx", "furo", "myst-parser"),
 }
 """The distributions of each extra, as the project file declares them."""
 
-MODULES: Mapping[str, str] = {"z3-solver": "z3", "crosshair-tool": "crosshair", "myst-parser": "myst_parser"}
+MODULES: Mapping[str, str] = {
+    "z3-solver": "z3",
+    "crosshair-tool": "crosshair",
+    "myst-parser": "myst_parser",
+    "prometheus-client": "prometheus_client",
+}
 """What a distribution is imported as, where that is another name."""
 
 

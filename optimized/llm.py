@@ -277,18 +277,25 @@ class LLM:
         if text is not None and not isinstance(text, str):
             raise InvalidField("prompt", type(text).__name__, "a text")
         if token_ids is None:
-            token_ids = self._encode(text or "", add_special_tokens=True)
+            token_ids = self.encode(text or "", add_special_tokens=True)
         return text, self._checked_ids(token_ids)
 
     def _read_chat(self, messages: Conversation, add_generation_prompt: bool) -> tuple[str, list[Token]]:
         """The text of a conversation, which names its special tokens itself, and its token ids."""
         text = self.checkpoint.chat_text(messages, add_generation_prompt=add_generation_prompt)
-        return text, self._checked_ids(self._encode(text, add_special_tokens=False))
+        return text, self._checked_ids(self.encode(text, add_special_tokens=False))
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[Token]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[Token]:
+        """The token ids of a text. Raises ``InvalidRequest`` if the model has no tokenizer."""
         if self.checkpoint.tokenizer is None:
             raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: give a prompt as token ids")
         return self.checkpoint.tokenizer.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: Sequence[Token]) -> str:
+        """The text of token ids, special ones included. Raises ``InvalidRequest`` if the model has no tokenizer."""
+        if self.checkpoint.tokenizer is None:
+            raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: tokens have no text")
+        return self.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _checked_ids(self, token_ids: object) -> list[Token]:
         """Token ids of this model, at least one."""
@@ -368,7 +375,7 @@ class LLM:
     def _bad_words(self, params: SamplingParams) -> BadWords:
         """The bad words as they begin a text, and as they stand after a space."""
         spellings = [prefix + word for word in params.bad_words or () for prefix in ("", " ")]
-        words = [tuple(self._encode(spelling, add_special_tokens=False)) for spelling in spellings]
+        words = [tuple(self.encode(spelling, add_special_tokens=False)) for spelling in spellings]
         return tuple(word for word in dict.fromkeys(words) if word)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:

@@ -143,7 +143,9 @@ class Stats:
 
     ``blocks_prompt_shared`` is the most blocks that several sequences held at one time: with one request of several
     samples, the blocks of its prompt. ``blocks_copied`` counts copies on write, ``blocks_swapped_out`` the blocks of
-    preempted requests that went to host memory, ``hit_tokens`` the tokens that were found in the prefix cache.
+    preempted requests that went to host memory, ``hit_tokens`` the tokens that were found in the prefix cache, of
+    ``queried_tokens`` looked up. ``blocks_saved`` is the part of the blocks that sharing spared, over all steps. What waits,
+    runs and is free or cached now is that of the last step.
     """
 
     blocks_prompt_shared: int
@@ -153,6 +155,12 @@ class Stats:
     hit_tokens: int
     steps: int
     num_blocks: int
+    queried_tokens: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    blocks_saved: float = 0.0
 
 
 class ModelCore(Protocol):
@@ -265,7 +273,9 @@ class TorchCore:
         self._forget([seq_id])
 
     def stats(self) -> Stats:
-        counters, pool = self.core.scheduler.counters, self.core.scheduler.pool
+        scheduler = self.core.scheduler
+        counters, pool = scheduler.counters, scheduler.pool
+        spared = counters.num_spared_block_steps
         return Stats(
             blocks_prompt_shared=pool.peak_shared,
             blocks_copied=counters.num_blocks_copied,
@@ -274,6 +284,12 @@ class TorchCore:
             hit_tokens=counters.num_hit_tokens,
             steps=counters.num_steps,
             num_blocks=self.config.num_blocks,
+            queried_tokens=counters.num_queried_tokens,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=0 if scheduler.cache is None else scheduler.cache.num_cached,
+            blocks_saved=round(spared / max(1, spared + counters.num_block_steps), 4),
         )
 
     def _tokens_of(self, seq_id: SeqId) -> Sequence[Token]:

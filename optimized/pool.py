@@ -39,6 +39,8 @@ class BlockPool:
         self.num_shared = 0
         """How many blocks have more than one holder."""
         self.peak_shared = 0
+        self.num_spared = 0
+        """How many more blocks it would take if nobody shared one: the holders of each but the first."""
         self.submitted: dict[StepId, SubmittedStep] = {}
         """Steps that the device may be busy with while blocks are given back; the oldest first."""
         self._num_fresh = num_blocks  # the last ``_num_fresh`` ids were never used
@@ -72,7 +74,9 @@ class BlockPool:
         if count == 0:
             self._unlink(block)
             self.num_free -= 1
-        elif count == 1:
+            return
+        self.num_spared += 1
+        if count == 1:
             self.num_shared += 1
             self.peak_shared = max(self.peak_shared, self.num_shared)
 
@@ -100,8 +104,10 @@ class BlockPool:
             self._next[block] = end
             self._previous[end] = block
             self.num_free += 1
-        elif count == 1:
-            self.num_shared -= 1
+        else:
+            self.num_spared -= 1
+            if count == 1:
+                self.num_shared -= 1
         self.ref_count[block] = count
 
     def release(self, table: Sequence[BlockId]) -> None:

@@ -71,6 +71,8 @@ class Scheduler(Roster):
         step.plan = self._plan(step)
         self.flights[step.step_id] = step
         self.pool.submit(step.step_id, holds=step.holds)
+        self.counters.num_block_steps += self.pool.num_blocks - self.pool.num_free
+        self.counters.num_spared_block_steps += self.pool.num_spared
         if self._emit is not None:
             self._emit(Submit(step.step_id))
         return step.plan

@@ -13,6 +13,7 @@ from optimized.cli.generate import generate
 from optimized.cli.guard import BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
 from optimized.cli.machine import doctor, kernels
 from optimized.cli.plan import plan
+from optimized.cli.serve import serve
 
 app = typer.Typer(
     name="kvproof",
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(plan)
+app.command()(serve)
 app.command()(doctor)
 app.command()(kernels)
 app.add_typer(bench.app, name="bench")

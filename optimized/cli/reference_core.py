@@ -88,6 +88,9 @@ class ReferenceCore:
             hit_tokens=self._num_hits * self.config.block_size,
             steps=self._num_steps,
             num_blocks=self.config.num_blocks,
+            num_running=len(self._engine.engine.roster.running),
+            num_waiting=len(self._engine.engine.roster.waiting),
+            num_free_blocks=self._engine.engine.pool.num_free,
         )
 
     def event(self, event: Event) -> None:

@@ -19,7 +19,7 @@ from spec.trace import Trace, dumps, load
 from spec.vocabulary import Allocate, Config, Start
 from tests.cli.conftest import ROOT, Process, Run
 
-NOT_BUILT = ("chat", "serve", "plan", "simulate", "bench")
+NOT_BUILT = ("chat", "simulate")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> Path:
 
 def test_help_names_what_is_built_and_nothing_else(run: Run) -> None:
     shown = run("--help").stdout
-    for command in ("generate", "doctor", "kernels", "spec", "trace"):
+    for command in ("generate", "serve", "plan", "bench", "doctor", "kernels", "spec", "trace"):
         assert command in shown
     for command in NOT_BUILT:
         assert f" {command} " not in shown

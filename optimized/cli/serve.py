@@ -1,0 +1,112 @@
+"""``kvproof serve``: an OpenAI-compatible server for one model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optimized.cli.guard import plain_errors
+
+
+@plain_errors
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A GGUF file or a Hugging Face directory.",
+            envvar="KVPROOF_MODEL",
+            show_default="SmolLM2-135M-Instruct",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(envvar="KVPROOF_HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="KVPROOF_PORT", help="The port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None, typer.Option(envvar="KVPROOF_API_KEY", help="A key; others can see it in the process list.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(envvar="KVPROOF_API_KEY_FILE", help="A file with a key on each line.")
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unauthenticated", envvar="KVPROOF_ALLOW_UNAUTHENTICATED", help="Listen to all without a key."
+        ),
+    ] = False,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="KVPROOF_SERVED_MODEL_NAME", help="What the model is called.", show_default="its file's name"
+        ),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(envvar="KVPROOF_MAX_MODEL_LEN", help="The longest sequence.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(envvar="KVPROOF_MAX_NUM_SEQS", help="The most at once.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(envvar="KVPROOF_MAX_NUM_BATCHED_TOKENS", help="The most tokens in one step.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(envvar="KVPROOF_BLOCK_SIZE", help="Tokens per block.")] = 16,
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(envvar="KVPROOF_NUM_GPU_BLOCKS_OVERRIDE", help="Blocks of the KV cache.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(envvar="KVPROOF_GPU_MEMORY_UTILIZATION", help="The part of a GPU's memory to use.")
+    ] = 0.9,
+    kv_cache_memory_bytes: Annotated[
+        int | None, typer.Option(envvar="KVPROOF_KV_CACHE_MEMORY_BYTES", help="Size of the KV cache.")
+    ] = None,
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            envvar="KVPROOF_ENABLE_PREFIX_CACHING",
+            help="Find blocks by what is in them.",
+        ),
+    ] = True,
+    dtype: Annotated[str, typer.Option(envvar="KVPROOF_DTYPE", help="The type of the numbers.")] = "auto",
+    seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
+    max_num_queued_reqs: Annotated[
+        int, typer.Option(envvar="KVPROOF_MAX_NUM_QUEUED_REQS", help="Requests that wait or run; one more is told 503.")
+    ] = 256,
+    shutdown_timeout: Annotated[
+        int, typer.Option(envvar="KVPROOF_SHUTDOWN_TIMEOUT", help="Seconds that requests get after the first signal.")
+    ] = 30,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API."""
+    from optimized.llm import LLM
+    from optimized.model_core import EngineArgs
+    from optimized.server.limits import Limits
+    from optimized.server.serve import Address
+    from optimized.server.serve import serve as run
+
+    limits = Limits(max_num_queued_reqs=max_num_queued_reqs, shutdown_timeout=shutdown_timeout)
+    address = Address(host, port, _keys(api_key or [], api_key_file), allow_unauthenticated)
+    arguments = {
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "block_size": block_size,
+        "num_gpu_blocks_override": num_gpu_blocks_override,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "enable_prefix_caching": prefix_caching,
+        "dtype": dtype,
+        "seed": seed,
+    }
+    EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.basicConfig(
+        level=os.environ.get("KVPROOF_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    llm = LLM(model, **arguments)  # type: ignore[arg-type]
+    run(llm, served_model_name or [llm.checkpoint.name], address, limits, lambda line: typer.echo(line, err=True))
+
+
+def _keys(given: list[str], path: Path | None) -> list[str]:
+    """Keys from the command line and from a file."""
+    lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+    return [*given, *(line.strip() for line in lines if line.strip())]

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: HTTP in, tokens out, one engine behind it."""

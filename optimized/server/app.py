@@ -1,0 +1,197 @@
+"""The routes. Each says what it takes and what it answers, and ``/openapi.json`` says the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from optimized.async_llm import AsyncLLM
+from optimized.doctor import version_of
+from optimized.server.answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    ModelCard,
+    ModelList,
+    Status,
+    Text,
+    Tokens,
+    Version,
+)
+from optimized.server.errors import TYPES, ErrorBody, RequestError, told
+from optimized.server.guard import Guard
+from optimized.server.limits import Limits
+from optimized.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from optimized.server.service import Service, unless_gone
+from optimized.server.stream import EventStream
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""For logs: nobody is there to read it."""
+
+
+def make_app(
+    engine: AsyncLLM, names: Sequence[str], limits: Limits | None = None, keys: Sequence[str] = ()
+) -> tuple[Guard, Service]:
+    """The application, behind its guard, and the service that it calls."""
+    service = Service(engine, names, limits or Limits())
+    errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
+    app = FastAPI(title="kvproof", version=_version(), docs_url=None, redoc_url=None, responses=errors)
+    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+
+    @app.post("/v1/completions", response_model=CompletionAnswer, response_model_exclude_none=False)
+    async def completions(body: CompletionRequest, request: Request) -> Any:
+        request_id = request.state.request_id
+        if body.stream:
+            return await _streamed(request, service.stream_completion(body, request_id))
+        return await _whole(request, service.complete(body, request_id))
+
+    @app.post("/v1/chat/completions", response_model=ChatAnswer)
+    async def chat(body: ChatRequest, request: Request) -> Any:
+        request_id = request.state.request_id
+        if body.stream:
+            return await _streamed(request, service.stream_chat(body, request_id))
+        return await _whole(request, service.chat(body, request_id))
+
+    def card(name: str) -> ModelCard:
+        longest = engine.llm.config.max_model_len
+        return ModelCard(id=name, created=service.created, root=engine.llm.checkpoint.name, max_model_len=longest)
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=[card(name) for name in service.names])
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> ModelCard:
+        service.check_model(model_id)
+        return card(model_id)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        service.check_model(body.model)
+        ids = await engine.tokenize(body.prompt, body.add_special_tokens)
+        return Tokens(tokens=ids, count=len(ids), max_model_len=engine.llm.config.max_model_len)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Text:
+        service.check_model(body.model)
+        return Text(prompt=await engine.detokenize(body.tokens))
+
+    @app.get("/health")
+    async def health() -> Status:
+        found = engine.health
+        if not found.is_running and not service.is_draining:
+            raise RequestError(503, "engine_stopped", "the engine is not running")
+        if found.seconds_in_step is not None and found.seconds_in_step > service.limits.stall_seconds:
+            raise RequestError(503, "stalled", f"a step has taken {found.seconds_in_step:.0f} s so far")
+        return Status(status="ok")
+
+    @app.get("/ready")
+    async def ready() -> Status:
+        if service.is_draining or not engine.is_running:
+            raise RequestError(503, "draining", "the server takes no requests")
+        return Status(status="ok")
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version(version=_version())
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return _response(_first(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        status = error.status_code if error.status_code in TYPES else 400
+        codes = {404: "not_found", 405: "method_not_allowed"}
+        return _response(RequestError(status, codes.get(status, "bad_request"), str(error.detail)))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return _told(request, error)
+
+    return Guard(app, service.limits, keys), service
+
+
+def _version() -> str:
+    return version_of("kvproof") or "0"
+
+
+def _response(error: RequestError) -> Response:
+    return JSONResponse(ErrorBody(error=error.detail).model_dump(), error.status, headers=error.headers)
+
+
+def _told(request: Request, error: Exception) -> Response:
+    """The answer to an error; one that is ours goes to the log, under the id that the client has."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        error = RequestError(408, "timeout", "the request took too long")
+    found = told(error)
+    if found.status == 500:
+        logger.error("request %s failed", request.state.request_id, exc_info=error)
+    return _response(found)
+
+
+def _first(error: RequestValidationError) -> RequestError:
+    """The first thing that is wrong with a body, in one sentence that names the field."""
+    found = error.errors()[0]
+    place = [str(part) for part in found["loc"] if part != "body"]
+    field = place[0] if place else None
+    if found["type"] == "json_invalid":
+        return RequestError(400, "invalid_json", "the body is not valid JSON")
+    if found["type"] == "extra_forbidden":
+        return RequestError(400, "unsupported_parameter", f"{'.'.join(place)} is not supported", field)
+    if found["type"] == "missing":
+        return RequestError(400, "missing_parameter", f"{'.'.join(place) or 'the body'} is missing", field)
+    return RequestError(400, "invalid_value", f"{'.'.join(place) or 'the body'}: {found['msg']}", field)
+
+
+async def _whole(request: Request, work: Awaitable[Any]) -> Any:
+    """The answer, unless its client goes away, which ends the work."""
+    try:
+        answer = await unless_gone(work, _disconnected(request))
+    except Exception as error:  # noqa: BLE001  an error of one request is told to its client
+        return _told(request, error)
+    return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer.model_dump())
+
+
+async def _streamed(request: Request, work: Awaitable[Any]) -> Response:
+    """The stream, once its first output is there."""
+    try:
+        events = await unless_gone(work, _disconnected(request))
+    except Exception as error:  # noqa: BLE001
+        return _told(request, error)
+    return Response(status_code=CLIENT_GONE) if events is None else EventStream(events)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _schema(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's, without the status that we never answer with, and with the streams."""
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for path in made["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                if "requestBody" in operation and "/completions" in operation["operationId"].replace("_", "/"):
+                    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        for name in ("HTTPValidationError", "ValidationError"):
+            made["components"]["schemas"].pop(name, None)
+        app.openapi_schema = made
+    return app.openapi_schema

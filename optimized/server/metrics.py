@@ -1,0 +1,121 @@
+"""What Prometheus is told: vLLM's names, labels and buckets for what means the same, and our own beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from optimized.async_llm import AsyncLLM
+from optimized.outputs import RequestOutput
+
+LABELS = ("model_name", "engine")
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
+    *(80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_BUCKETS = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
+    *(960.0, 1920.0, 7680.0),
+)
+
+
+class Metrics:
+    """Counters of the front end, and the engine's numbers, which are read when somebody asks."""
+
+    def __init__(self, engine: AsyncLLM, model_name: str) -> None:
+        self._engine = engine
+        self._labels = (model_name, "0")
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time to the first token.", TTFT_BUCKETS)
+        self._token = self._histogram(
+            "request_time_per_output_token_seconds", "Time for each other one.", TOKEN_BUCKETS
+        )
+        self._latency = self._histogram("e2e_request_latency_seconds", "Time of the whole request.", REQUEST_BUCKETS)
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._generated = self._counter("generation_tokens", "Tokens of answers.")
+        self._done = Counter(
+            "vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry
+        )
+        self._rejected = Counter(
+            "vllm:admission_rejections", "Requests turned down.", (*LABELS, "reason"), registry=self.registry
+        )
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
+        return made.labels(*self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"vllm:{name}", text, LABELS, registry=self.registry).labels(*self._labels)
+
+    def rejected(self, reason: str) -> None:
+        """A request was turned down for one of our own reasons."""
+        self._rejected.labels(*self._labels, reason).inc()
+
+    def ended(self, output: RequestOutput, started: float, first: float) -> None:
+        """A request is done; times are those of ``time.monotonic``."""
+        now, count = time.monotonic(), sum(len(each.token_ids) for each in output.outputs)
+        self._ttft.observe(first - started)
+        self._latency.observe(now - started)
+        if count > len(output.outputs):
+            self._token.observe((now - first) * len(output.outputs) / (count - len(output.outputs)))
+        self._prompt.inc(len(output.prompt_token_ids))
+        self._generated.inc(count)
+        for each in output.outputs:
+            self._done.labels(*self._labels, each.finish_reason or "abort").inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine as of its last step."""
+        stats, health = self._engine.stats(), self._engine.health
+        used = stats.num_blocks - stats.num_free_blocks
+        yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "The part of the blocks in use.", used / stats.num_blocks)
+        yield self._gauge("kvproof:blocks_free", "Blocks that nobody holds.", stats.num_free_blocks)
+        yield self._gauge("kvproof:blocks_cached", "Blocks that can be found by their tokens.", stats.num_cached_blocks)
+        yield self._gauge("kvproof:blocks_in_use", "Blocks that somebody holds.", used)
+        age = health.seconds_since_step
+        yield self._gauge("kvproof:last_step_age_seconds", "How long no step has ended.", 0.0 if age is None else age)
+        yield self._total("vllm:prefix_cache_queries", "Tokens looked up.", stats.queried_tokens)
+        yield self._total("vllm:prefix_cache_hits", "Tokens found.", stats.hit_tokens)
+        yield self._total("vllm:num_preemptions", "Requests that had to wait again.", stats.num_preemptions)
+        yield self._total("kvproof:steps", "Steps of the engine.", stats.steps)
+        yield self._total("kvproof:blocks_copied", "Copies on write.", stats.blocks_copied)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _total(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def text(self) -> bytes:
+        """The text that ``/metrics`` answers with."""
+        return generate_latest(self.registry)

@@ -1,0 +1,231 @@
+"""The bodies of requests, field by field. What is not here is refused by name, and nothing is ignored in silence."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from optimized.sampling import SamplingParams
+from optimized.server.errors import RequestError, unsupported
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
+Prompts: TypeAlias = str | list[str] | list[TokenId] | list[list[TokenId]]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+PASSED_ON = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "allowed_token_ids",
+    "bad_words",
+)
+"""Fields that mean the same in ``SamplingParams``."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream says besides its text."""
+
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class ResponseFormat(BaseModel):
+    """Text is the only one."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+
+
+class SamplingFields(BaseModel):
+    """What both kinds of completions may ask of sampling."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model: str | None = None
+    temperature: Finite | None = Field(None, ge=0.0)
+    top_p: Finite | None = Field(None, gt=0.0, le=1.0)
+    n: int | None = Field(None, ge=1, le=64)
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    presence_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
+    logit_bias: dict[str, Finite] | None = Field(None, max_length=300)
+    response_format: ResponseFormat | None = None
+    # vLLM's own
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
+    min_p: Finite | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: Finite | None = Field(None, ge=0.01, le=100.0)
+    min_tokens: int | None = Field(None, ge=0, lt=1 << 31)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = Field(None, max_length=128)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
+    return_token_ids: bool | None = None
+    # Said by clients without being asked, and of no meaning here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check_stream(self) -> None:
+        """Raise if options of a stream are given where there is none."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(400, "invalid_value", "stream_options is for streams only", "stream_options")
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """The parameters for the engine. Raises ``InvalidField``."""
+        given: dict[str, Any] = {  # fields of SamplingParams
+            name: getattr(self, name) for name in PASSED_ON if getattr(self, name) is not None
+        }
+        if self.seed is not None:
+            given["seed"] = self.seed % (1 << 64)
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token_id(text): bias for text, bias in self.logit_bias.items()}
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+
+
+def _token_id(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise RequestError(
+            400, "invalid_value", f"logit_bias has the key {text[:40]!r}, keys are token ids", "logit_bias"
+        )
+    return int(text)
+
+
+class CompletionRequest(SamplingFields):
+    """The body of ``/v1/completions``."""
+
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: int | None = Field(None, ge=1, le=64)
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The four shapes of a prompt as one list."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise RequestError(400, "invalid_value", "prompt is empty, at least one is needed", "prompt")
+        ids = [each for each in given if isinstance(each, int)]
+        return [ids] if ids else [each for each in given if not isinstance(each, int)]
+
+    def check(self) -> None:
+        """Raise for what would have to be ignored."""
+        self.check_stream()
+        if self.suffix:
+            raise unsupported("suffix", "is not supported")
+        if self.best_of is not None and self.best_of != self.choices:
+            raise unsupported("best_of", f"is {self.best_of}, only n ({self.choices}) is supported")
+        if self.add_special_tokens is False:
+            raise unsupported("add_special_tokens", "is false, give the prompt as token ids for that")
+        if self.echo and self.stream:
+            raise unsupported("echo", "is not supported in a stream")
+
+
+class Message(BaseModel):
+    """One message of a conversation: text only."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all its parts."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: str
+
+
+class ChatRequest(SamplingFields):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    def check(self) -> None:
+        """Raise for what would have to be ignored."""
+        self.check_stream()
+        if self.tools:
+            raise unsupported("tools", "are not supported")
+        if self.tool_choice not in (None, "none"):
+            raise unsupported("tool_choice", "is not supported")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The newer field wins."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def conversation(self) -> list[dict[str, str]]:
+        """The messages for the chat template."""
+        return [{"role": each.role, "content": each.text} for each in self.messages]
+
+
+class TokenizeRequest(BaseModel):
+    """The body of ``/tokenize``."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of ``/detokenize``."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,147 @@
+"""A server process: load the model, say what there is, listen until a signal comes, let the rest finish."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+import uvicorn
+
+from optimized.async_llm import AsyncLLM
+from optimized.llm import LLM
+from optimized.model_core import Stats
+from optimized.server.app import make_app
+from optimized.server.limits import Limits
+from optimized.server.service import Service
+from spec.vocabulary import InvalidConfig
+
+logger = logging.getLogger("kvproof.server")
+
+HEAD_BYTES = 16 << 10
+KEEP_ALIVE_S = 5
+MAX_CONNECTIONS = 1024
+HEARTBEAT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen, and who may ask. Beyond this machine only with keys, or with an explicit word."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Sequence[str] = field(default=(), repr=False)
+    allow_unauthenticated: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise InvalidConfig("port", self.port, "from 0 to 65535")
+        if any(not key.strip() for key in self.keys):
+            raise InvalidConfig("api_key", "", "not empty")
+        if not _is_loopback(self.host) and not self.keys and not self.allow_unauthenticated:
+            raise InvalidConfig("host", self.host, "a loopback address, or with an API key, or --allow-unauthenticated")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Server(uvicorn.Server):
+    """A first signal lets requests finish, a second one does not."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self._service.is_draining = self.should_exit = True
+        del sig, frame
+
+
+def serve(llm: LLM, names: Sequence[str], address: Address, limits: Limits, say: Callable[[str], None]) -> None:
+    """Serve until a signal comes. ``say`` gets the lines for whoever started it."""
+    engine = AsyncLLM(llm, max_unfinished=limits.max_num_queued_reqs)
+    app, service = make_app(engine, names, limits, address.keys)
+    config = uvicorn.Config(
+        app,
+        host=address.host,
+        port=address.port,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=True,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=limits.shutdown_timeout,
+        limit_concurrency=MAX_CONNECTIONS,
+    )
+    server = _Server(config, service)
+    limits_of_engine = llm.config
+    num_full = llm.config.num_blocks * llm.config.block_size // limits_of_engine.max_model_len
+    say(
+        f"{names[0]}: a KV cache of {llm.config.num_blocks:,} blocks, {llm.config.num_slots:,} tokens, "
+        f"room for {num_full:,} requests of {llm.config.max_model_len:,} tokens"
+    )
+    asyncio.run(_run(server, engine, address, say))
+
+
+async def _run(server: _Server, engine: AsyncLLM, address: Address, say: Callable[[str], None]) -> None:
+    async def announce() -> None:
+        while not server.started:
+            await asyncio.sleep(0.01)
+        sockets = [each.getsockname() for listening in server.servers for each in listening.sockets]
+        port = sockets[0][1] if sockets else address.port
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        say(f"listening on http://{host}:{port}")
+
+    beating = [asyncio.ensure_future(announce()), asyncio.ensure_future(_heartbeat(engine))]
+    try:
+        await server.serve()
+    finally:
+        for task in beating:
+            task.cancel()
+        await engine.shutdown()
+
+
+async def _heartbeat(engine: AsyncLLM) -> None:
+    """A line every ten seconds in which something happened, in vLLM's order, with what can be done about preemptions."""
+    before, then = engine.stats(), time.monotonic()
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        now, stats = time.monotonic(), engine.stats()
+        if stats.steps != before.steps:
+            logger.info("%s", heartbeat(before, stats, now - then))
+            if stats.num_preemptions > before.num_preemptions:
+                config = engine.llm.config
+                logger.warning(
+                    "%d requests had to wait again: fewer at once (max_num_seqs is %d) or more memory (%d blocks) would help",
+                    stats.num_preemptions - before.num_preemptions,
+                    config.max_num_seqs,
+                    config.num_blocks,
+                )
+        before, then = stats, now
+
+
+def heartbeat(before: Stats, now: Stats, seconds: float) -> str:
+    """What happened in so many seconds."""
+    used = (now.num_blocks - now.num_free_blocks) / now.num_blocks
+    queried = now.queried_tokens - before.queried_tokens
+    hits = (now.hit_tokens - before.hit_tokens) / queried if queried else 0.0
+    return (
+        f"{(now.steps - before.steps) / seconds:.1f} steps/s, running: {now.num_running} reqs, "
+        f"waiting: {now.num_waiting} reqs, KV cache usage: {used:.1%}, prefix cache hit rate: {hits:.1%}, "
+        f"preemptions: {now.num_preemptions}"
+    )

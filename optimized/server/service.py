@@ -1,0 +1,392 @@
+"""What the routes do: requests go to the engine, its outputs become answers, whole or event by event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from optimized.async_llm import AsyncLLM, EngineBusy
+from optimized.outputs import OutputKind, RequestOutput, news
+from optimized.prompts import Prompt
+from optimized.sampling import SamplingParams
+from optimized.server.answers import (
+    ChatAnswer,
+    ChatChoice,
+    ChatMessage,
+    CompletionAnswer,
+    CompletionChoice,
+    Usage,
+    chat_logprobs,
+    completion_logprobs,
+    echoed,
+    usage_of,
+)
+from optimized.server.errors import ErrorBody, RequestError, told
+from optimized.server.limits import Limits
+from optimized.server.metrics import Metrics
+from optimized.server.requests import ChatRequest, CompletionRequest, SamplingFields
+from optimized.server.stream import DONE, event
+
+COMPLETION_TOKENS = 16
+"""The most tokens of a completion, unless asked for: OpenAI's default."""
+
+Indexed: TypeAlias = tuple[int, RequestOutput]
+encode = msgspec.json.Encoder().encode
+
+
+class Service:
+    """One engine, one model, and the names that it goes by."""
+
+    def __init__(self, engine: AsyncLLM, names: Sequence[str], limits: Limits) -> None:
+        self.engine = engine
+        self.names = tuple(names)
+        self.limits = limits
+        self.created = int(time.time())
+        self.metrics = Metrics(engine, self.names[0])
+        self.is_draining = False
+
+    def check_model(self, name: str | None) -> None:
+        """Raise if another model is asked for."""
+        if name is not None and name not in self.names:
+            raise RequestError(
+                404, "model_not_found", f"there is no model {name[:200]!r}, only {self.names[0]!r}", "model"
+            )
+
+    # --- completions --------------------------------------------------------------------------------------------------
+
+    async def complete(self, body: CompletionRequest, request_id: str) -> CompletionAnswer:
+        """All answers at once."""
+        prompts, params = self._completion(body)
+        outputs = await self._all(prompts, params, body)
+        choices = []
+        for place, output in enumerate(outputs):
+            prompt_text = self._pieces(output.prompt_token_ids) if body.echo else []
+            for each in output.outputs:
+                logprobs = None
+                if body.logprobs is not None:
+                    logprobs = (
+                        echoed(output, each, prompt_text)
+                        if body.echo
+                        else completion_logprobs(each.token_ids, each.logprobs or [])
+                    )
+                before = (output.prompt or self._text(output.prompt_token_ids)) if body.echo else ""
+                choices.append(
+                    CompletionChoice(
+                        index=place * body.choices + each.index,
+                        text=before + each.text,
+                        logprobs=logprobs,
+                        finish_reason=each.finish_reason,
+                        stop_reason=each.stop_reason,
+                        token_ids=each.token_ids if body.return_token_ids else None,
+                        prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
+                    )
+                )
+        return CompletionAnswer(
+            id=f"cmpl-{request_id}",
+            created=int(time.time()),
+            model=self.names[0],
+            choices=choices,
+            usage=usage_of(outputs),
+        )
+
+    async def stream_completion(self, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
+        """Events of all answers, mixed as they come. Raises before the first one if the request is refused."""
+        prompts, params = self._completion(body)
+        head = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.names[0],
+        }
+        offsets: dict[int, int] = {}
+
+        def chunks(place: int, output: RequestOutput) -> list[dict[str, Any]]:
+            made = []
+            for each in output.outputs:
+                if not each.token_ids and not each.text and each.finish_reason is None:
+                    continue
+                index, logprobs = place * body.choices + each.index, None
+                if body.logprobs is not None:
+                    found = completion_logprobs(each.token_ids, each.logprobs or [], offsets.get(index, 0))
+                    offsets[index] = offsets.get(index, 0) + sum(map(len, found.tokens))
+                    logprobs = found.model_dump()
+                choice = {
+                    "index": index,
+                    "text": each.text,
+                    "logprobs": logprobs,
+                    "finish_reason": each.finish_reason,
+                    "stop_reason": each.stop_reason,
+                }
+                if body.return_token_ids:
+                    choice["token_ids"] = each.token_ids
+                made.append({**head, "choices": [choice]})
+            return made
+
+        return await self._events(prompts, params, body, head, chunks)
+
+    def _completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
+        self.check_model(body.model)
+        body.check()
+        prompts: list[Prompt] = list(body.prompts())
+        self._check_counts(len(prompts), body.choices)
+        asked = body.prompt_logprobs if body.prompt_logprobs is not None else body.logprobs if body.echo else None
+        return prompts, body.sampling(body.max_tokens or COMPLETION_TOKENS, body.logprobs, asked)
+
+    # --- chat ---------------------------------------------------------------------------------------------------------
+
+    async def chat(self, body: ChatRequest, request_id: str) -> ChatAnswer:
+        """All answers at once."""
+        prompts, params = await self._chat(body)
+        outputs = await self._all(prompts, params, body)
+        [output] = outputs
+        choices = [
+            ChatChoice(
+                index=each.index,
+                message=ChatMessage(content=each.text),
+                logprobs=chat_logprobs(each.token_ids, each.logprobs or [], body.top_logprobs or 0)
+                if body.logprobs
+                else None,
+                finish_reason=each.finish_reason,
+                stop_reason=each.stop_reason,
+                token_ids=each.token_ids if body.return_token_ids else None,
+            )
+            for each in output.outputs
+        ]
+        return ChatAnswer(
+            id=f"chatcmpl-{request_id}",
+            created=int(time.time()),
+            model=self.names[0],
+            choices=choices,
+            usage=usage_of(outputs),
+        )
+
+    async def stream_chat(self, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
+        """Events of all answers: the role, the text, the end."""
+        prompts, params = await self._chat(body)
+        head = {
+            "id": f"chatcmpl-{request_id}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self.names[0],
+        }
+        begun: set[int] = set()
+
+        def chunks(_: int, output: RequestOutput) -> list[dict[str, Any]]:
+            made = []
+            for each in output.outputs:
+                if each.index not in begun:
+                    begun.add(each.index)
+                    delta = {"role": "assistant", "content": ""}
+                    made.append({**head, "choices": [{"index": each.index, "delta": delta, "finish_reason": None}]})
+                if not each.token_ids and not each.text and each.finish_reason is None:
+                    continue
+                choice: dict[str, Any] = {
+                    "index": each.index,
+                    "delta": {"content": each.text},
+                    "finish_reason": each.finish_reason,
+                }
+                if body.logprobs:
+                    found = chat_logprobs(each.token_ids, each.logprobs or [], body.top_logprobs or 0)
+                    choice["logprobs"] = found.model_dump()
+                if body.return_token_ids:
+                    choice["token_ids"] = each.token_ids
+                if each.finish_reason is not None:
+                    choice["stop_reason"] = each.stop_reason
+                made.append({**head, "choices": [choice]})
+            return made
+
+        return await self._events(prompts, params, body, head, chunks)
+
+    async def _chat(self, body: ChatRequest) -> tuple[list[Prompt], SamplingParams]:
+        self.check_model(body.model)
+        body.check()
+        self._check_counts(1, body.choices)
+        params = body.sampling(
+            body.most_tokens, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
+        )
+        begin = body.add_generation_prompt is not False
+        return [await self.engine.chat_prompt(body.conversation(), add_generation_prompt=begin)], params
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _check_counts(self, num_prompts: int, choices: int) -> None:
+        most = self.limits
+        if num_prompts > most.max_prompts:
+            raise RequestError(
+                400,
+                "too_many_prompts",
+                f"there are {num_prompts} prompts, at most {most.max_prompts} are taken",
+                "prompt",
+            )
+        if num_prompts * choices > most.max_choices:
+            raise RequestError(
+                400,
+                "too_many_choices",
+                f"{num_prompts} x {choices} answers are asked for, at most {most.max_choices}",
+                "n",
+            )
+        if self.is_draining:
+            raise RequestError(503, "draining", "the server is shutting down")
+
+    async def _all(
+        self, prompts: Sequence[Prompt], params: SamplingParams, body: SamplingFields
+    ) -> list[RequestOutput]:
+        """The finished outputs, in the order of the prompts."""
+        async with asyncio.timeout(self.limits.max_request_seconds) as limit, asyncio.TaskGroup() as group:
+            del limit
+            tasks = [group.create_task(self._one(prompt, params, body)) for prompt in prompts]
+        return [task.result() for task in tasks]
+
+    async def _one(self, prompt: Prompt, params: SamplingParams, body: SamplingFields) -> RequestOutput:
+        async with contextlib.aclosing(self._outputs(prompt, params, body, OutputKind.CUMULATIVE)) as outputs:
+            return [output async for output in outputs][-1]
+
+    async def _outputs(
+        self, prompt: Prompt, params: SamplingParams, body: SamplingFields, kind: OutputKind
+    ) -> AsyncGenerator[RequestOutput]:
+        """The outputs of one prompt, counted. Raises ``RequestError`` where one says that something went wrong."""
+        started, first = time.monotonic(), 0.0
+        total: RequestOutput | None = None
+        stream = self.engine.generate(prompt, params, priority=body.priority or 0, output_kind=OutputKind.CUMULATIVE)
+        try:
+            async with contextlib.aclosing(stream) as outputs:
+                async for output in outputs:
+                    first = first or time.monotonic()
+                    for each in output.outputs:
+                        if each.finish_reason == "error":
+                            raise RequestError(500, "no_token", f"the answer ended: {each.stop_reason}")
+                        if each.finish_reason == "abort":
+                            raise RequestError(503, "aborted", "the request was given up")
+                    yield news(total, output) if kind is OutputKind.DELTA else output
+                    total = output
+        except EngineBusy:
+            self.metrics.rejected("queue_full")
+            raise
+        if total is not None:
+            self.metrics.ended(total, started, first)
+
+    async def _events(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        body: SamplingFields,
+        head: dict[str, Any],
+        chunks: Callable[[int, RequestOutput], list[dict[str, Any]]],
+    ) -> AsyncIterator[bytes]:
+        """A stream that has begun: its first outputs are there, so whatever is wrong with the request has been raised."""
+        merged = _merged([self._outputs(prompt, params, body, OutputKind.DELTA) for prompt in prompts])
+        deadline = time.monotonic() + self.limits.max_request_seconds
+        try:
+            first = await asyncio.wait_for(anext(merged), self.limits.max_request_seconds)
+        except BaseException:
+            await merged.aclose()
+            raise
+
+        async def events() -> AsyncIterator[bytes]:
+            counts: dict[int, tuple[int, int]] = {}
+
+            def shown(place: int, output: RequestOutput) -> list[bytes]:
+                before = counts.get(place, (0, 0))[1]
+                new = sum(len(each.token_ids) for each in output.outputs)
+                counts[place] = (len(output.prompt_token_ids), before + new)
+                made = chunks(place, output)
+                if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+                    for chunk in made:
+                        chunk["usage"] = _usage(counts)
+                return [event(encode(chunk)) for chunk in made]
+
+            async with contextlib.aclosing(merged):
+                try:
+                    yield b"".join(shown(*first))
+                    while True:
+                        try:
+                            place, output = await asyncio.wait_for(anext(merged), max(0.0, deadline - time.monotonic()))
+                        except StopAsyncIteration:
+                            break
+                        yield b"".join(shown(place, output))
+                    if body.with_usage:
+                        yield event(encode({**head, "choices": [], "usage": _usage(counts)}))
+                except TimeoutError:
+                    yield event(_error_json(RequestError(408, "timeout", "the request took too long")))
+                except Exception as error:  # noqa: BLE001  the headers are out: it is told in the stream
+                    yield event(_error_json(told(error)))
+                yield DONE
+
+        return events()
+
+    def _text(self, token_ids: list[int]) -> str:
+        tokenizer = self.engine.llm.checkpoint.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _pieces(self, token_ids: list[int]) -> list[str]:
+        return [self._text([token]) for token in token_ids]
+
+
+def _usage(counts: dict[int, tuple[int, int]]) -> dict[str, int]:
+    prompt, completion = (sum(values) for values in zip(*counts.values(), strict=True))
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion).model_dump()
+
+
+def _error_json(error: RequestError) -> bytes:
+    return ErrorBody(error=error.detail).model_dump_json().encode()
+
+
+async def _merged(streams: Sequence[AsyncGenerator[RequestOutput]]) -> AsyncGenerator[Indexed]:
+    """Outputs of several streams as they come, each with the place of its stream. An error of one ends all."""
+    if len(streams) == 1:
+        async with contextlib.aclosing(streams[0]) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    pending: dict[asyncio.Task[RequestOutput], int] = {
+        asyncio.ensure_future(_next(stream)): place for place, stream in enumerate(streams)
+    }
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                place = pending.pop(task)
+                try:
+                    output = task.result()
+                except _Ended:
+                    continue
+                pending[asyncio.ensure_future(_next(streams[place]))] = place
+                yield place, output
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[RequestOutput]) -> RequestOutput:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise _Ended from None
+
+
+class _Ended(Exception):
+    """A stream is at its end. A task can not raise ``StopAsyncIteration``."""
+
+
+async def unless_gone(work: Awaitable[Any], gone: Awaitable[None]) -> Any:  # Any: whatever the work gives
+    """The result of some work, which is cancelled when its client goes away first; None then."""
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone)
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return None
+        return task.result()
+    finally:
+        leaving.cancel()
+        task.cancel()

@@ -1,0 +1,56 @@
+"""Server-sent events to one client: as fast as it reads, and not at all when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+SEND_TIMEOUT_S = 30.0
+"""A client that takes nothing for so long is given up."""
+
+
+class EventStream(Response):
+    """A response whose body is events. ``events`` is closed when the client goes away, which ends its requests."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
+                await sending
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with contextlib.aclosing(self.events) as events:  # type: ignore[type-var]  # they are generators
+            async for event in events:
+                body = {"type": "http.response.body", "body": event, "more_body": True}
+                await asyncio.wait_for(send(body), SEND_TIMEOUT_S)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(json: bytes) -> bytes:
+    """One event of one line."""
+    return b"data: " + json + b"\n\n"
+
+
+DONE = event(b"[DONE]")
