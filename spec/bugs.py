@@ -63,7 +63,6 @@ OUT: Mapping[str, str] = {
     **dict.fromkeys(("B-137", "B-138"), _NO_TIERS),
     **dict.fromkeys(("B-131",), _NO_DRAFTS),
     **dict.fromkeys(("B-009", "B-010", "B-032"), _ONE_CACHE),
-    "B-022": "A batch has no padding rows with blocks of their own.",
     "B-178": "Ids are the caller's: no counter of requests lives on between two calls.",
     "B-253": "An answer has no hidden sections.",
 }

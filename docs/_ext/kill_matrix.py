@@ -32,7 +32,7 @@ class Sabotage:
 def zoo() -> list[Sabotage]:
     """The mutants of engines and pools, in the order of their files."""
     return [
-        Sabotage(words[0], "optimized" if path.stem == "optimized_zoo" else "reference", killer, row)
+        Sabotage(words[0], package_of(path), killer, row)
         for path in sorted((TESTS / "mutants").glob("*_zoo.py"))
         for call in calls(path, "_fault")
         for words in [plain(call)]
@@ -50,6 +50,16 @@ def kernel_zoo() -> list[Sabotage]:
         for check in [next(each.id for each in call.args if isinstance(each, ast.Name))]
         for row in [next((word for word in words if re.fullmatch(r"B-\d+", word)), "")]
     ]
+
+
+def package_of(path: Path) -> str:
+    """The package that the mutants of a file are copies of: the second argument of the ``Mutant`` that it makes."""
+    made = next(
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Mutant"
+    )
+    return str(ast.literal_eval(made.args[1]))
 
 
 def calls(path: Path, name: str) -> Iterator[ast.Call]:

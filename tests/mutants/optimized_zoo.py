@@ -184,7 +184,7 @@ OPTIMIZED_ZOO = [
         "self.pool.submitted[step.step_id].blocks.update(blocks)",
         "pass",
         "ALLOC-5",
-        "",
+        "B-016",
         _CHUNKED,
     ),
     _fault(
@@ -193,7 +193,7 @@ OPTIMIZED_ZOO = [
         "step = next(iter(self.scheduler.flights.values()))",
         "step = next(reversed(self.scheduler.flights.values()))",
         "API-3",
-        "",
+        "B-134",
         replace(_CHUNKED, max_num_seqs=1),
     ),
     _fault(
@@ -203,7 +203,7 @@ OPTIMIZED_ZOO = [
         "if step.is_torn else replace("
         "step.plan, num_dropped_blocks=tuple([seq.num_dropped_blocks for seq in step.scheduled]))",
         "ATTN-1",
-        "",
+        "B-034",
         replace(_CHUNKED, window=2),
     ),
     _fault(
@@ -212,7 +212,7 @@ OPTIMIZED_ZOO = [
         "            seq.num_scheduled -= count\n",
         "            seq.num_scheduled = 0\n",
         "TABLE-1",
-        "",
+        "B-134",
         _CHUNKED,
     ),
     _fault(
@@ -221,7 +221,7 @@ OPTIMIZED_ZOO = [
         "            if self.flights:\n                return False\n",
         "",
         "PREEMPT-7",
-        "",
+        "B-125",
         _TIGHT,
     ),
     _fault(
@@ -230,7 +230,7 @@ OPTIMIZED_ZOO = [
         "in_flight = any(seq_id in step.gone for step in self.flights.values())",
         "in_flight = False",
         "SCHED-8",
-        "",
+        "B-176",
         _CHUNKED,
     ),
     _fault(
