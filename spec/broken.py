@@ -511,6 +511,13 @@ EXAMPLES: tuple[Broken, ...] = (
         *(Add(ALICE), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0), Append(0, (7,)), Complete(1)),
         Refuse(Fork(0, 7)),
     ),
+    step_example(
+        "SCHED-25",
+        "Bob has the whole budget, and Alice came before him.",
+        follow(EMPTY, Add(ALICE), Add(replace(BOB, prompt=(6, 6))), Begin(1), Admit(0), Admit(1)),
+        *(Allocate(1, 2, (0, 1)), Submit(1)),
+    ),
+    step_example("SCHED-26", "The sampled token is taken back.", STEP_2, Rollback(0, 1)),
     # attention
     step_example("ATTN-1", "The slots come in the wrong order.", EMPTY, *stored(0, (5, 6), (0, 1)), Read(0, (1, 0))),
     step_example("ATTN-2", "The tokens are right, the block is another sequence's.", EQUALS, Read(0, (1,))),

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec.batches import Allocated, Computed
+from spec.excerpt import concerned
 from spec.monitor import METHODS, Monitor
 from spec.replay import step
-from spec.rules import RuleViolation, broken_rules, concerned
+from spec.rules import RuleViolation, broken_rules
 from spec.trace import FIELDS, PLAIN, Reader
 from spec.vocabulary import Event, initial_state
 

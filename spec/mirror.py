@@ -248,6 +248,17 @@ class Mirror:
             return False
         return (num_output > 0 and q.tokens[-1] in request.stop_token_ids) or num_output >= request.max_tokens
 
+    def serves_in_order(self, live: LiveStep) -> bool:
+        """Whether the step computes nothing for who is behind somebody it passes over."""
+        passed = False
+        for request_id in self.running:
+            mine = self.seqs_of[request_id]
+            if passed and not live.scheduled.keys().isdisjoint(mine):
+                return False
+            left = (self.seqs[seq] for seq in mine if seq not in live.scheduled)
+            passed = passed or any(q.computed + q.scheduled < len(q.tokens) for q in left)
+        return True
+
     def unschedule(self, seq: SeqId) -> None:
         """Steps that are not submitted yet forget the sequence."""
         for live in self.steps.values():

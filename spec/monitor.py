@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from spec.attention import first_visible
 from spec.batches import Computed
 from spec.choices import USUAL_CHOICES, Choices, Publication
+from spec.excerpt import concerned
 from spec.mirror import LiveSeq, LiveStep, Mirror, slots_of_table
 from spec.replay import observe, step
-from spec.rules import RULES, Rule, RuleViolation, broken_rules, concerned
+from spec.rules import RULES, Rule, RuleViolation, broken_rules
 from spec.scheduler import fits_alone, is_servable
 from spec.vocabulary import (
     Abort,
@@ -208,7 +209,7 @@ class Monitor(Mirror):
             return False
         if self.choices.publication is Publication.AT_SCHEDULE:
             return False
-        if live.budget and any(map(self._is_behind, self.running)):
+        if any(map(self._is_behind, self.running)) if live.budget else not self.serves_in_order(live):
             return False
         live.submitted = True
         live.tables = [self.tables.get(seq, ()) for seq in (*live.scheduled, *readers)]

@@ -24,6 +24,7 @@ from spec.vocabulary import (
     Refuse,
     Request,
     RequestId,
+    Rollback,
     Seq,
     SeqId,
     State,
@@ -376,6 +377,29 @@ def forks_leave_a_request_that_fits(before: State, event: Fork, after: State) ->
 def what_can_be_forked_is_not_refused(before: State, event: Refuse, after: State) -> bool:
     """A fork is turned down only if it is no legal call, or for want of a seat or of blocks that are promised."""
     return not isinstance(event.call, Fork) or not may_fork(before, event.call)
+
+
+@step_rule("SCHED-25", corpus="R5 S8")
+def who_is_before_others_is_served_before_them(before: State, event: Submit, after: State) -> bool:
+    """A step passes a running sequence over, though it has tokens to compute, only if it computes nothing for later
+    requests.
+
+    So the first request comes closer to its end in every step, whatever the budget is and whoever arrives.
+    """
+    flight, running = before.flights[event.step_id], before.running
+    first = next((n for n, r in enumerate(running) if is_passed_over(before, flight, r)), len(running))
+    return not any(i in flight.scheduled for r in running[first + 1 :] for i in seqs_of(before, r))
+
+
+@step_rule("SCHED-26", corpus="R2 R3")
+def served_sequences_keep_their_tokens(before: State, event: Rollback, after: State) -> bool:
+    """No token of a sequence that a scheduler serves is taken back."""
+    return before.seqs[event.seq].request_id not in before.requests
+
+
+def is_passed_over(s: State, flight: Flight, request_id: RequestId) -> bool:
+    """Whether a sequence of the request has tokens to compute, and the step computes none of them."""
+    return any(i not in flight.scheduled and room(s.seqs[i]) < s.seqs[i].num_tokens for i in seqs_of(s, request_id))
 
 
 def may_fork(s: State, event: Fork) -> bool:

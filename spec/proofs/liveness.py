@@ -12,11 +12,20 @@ from spec.proofs.obligations import Obligation
 STEP_PROPERTIES: Mapping[str, str] = {
     "P1": "Nobody runs while a request before it in the order of service waits.",
     "P2": "Whenever a request is present, some request runs.",
-    "P3": "A request that runs in two steps on end computes at least one more token.",
+    "P3": "A request that runs in two steps on end, and has nobody before it, computes at least one more token.",
     "P4": "A request that is not preempted has no fewer computed tokens after a step than before.",
     "P5": "A request that has computed all its tokens leaves, and nobody who comes is before one who was there.",
 }
-"""The five properties, each about two steps on end of any scheduler: rules that a test can check."""
+"""The five properties, each about two steps on end of any scheduler, seen when the step is submitted."""
+
+RULES_OF: Mapping[str, tuple[str, ...]] = {
+    "P1": ("SCHED-3", "SCHED-4"),
+    "P2": ("SCHED-5", "SCHED-9"),
+    "P3": ("SCHED-25", "ATTN-4", "SCHED-7"),
+    "P4": ("SCHED-15", "SCHED-26"),
+    "P5": ("SCHED-7", "SCHED-17", "API-4"),
+}
+"""The rules of which each property is made. SCHED-8 sees to it that nobody comes in who could never end."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +81,14 @@ def properties(request: Term, t: Steps) -> dict[str, Term]:
     overtaken = z3.And(t.runs_after(r), t.present(q), t.before(q, r))
     preempted = z3.And(t.runs(r), z3.Not(t.runs_after(r)))
     comes = z3.And(t.present_after(r), z3.Not(t.present(r)))
+    is_first = z3.ForAll([q], z3.Implies(t.present(q), z3.Not(t.before(q, r))))
+    runs_on = z3.And(t.runs(r), t.runs_after(r), is_first)
     return {
         "P1": z3.ForAll([r, q], z3.Implies(overtaken, z3.Or(t.runs_after(q), z3.Not(t.present_after(q))))),
         "P2": z3.Implies(
             z3.Exists([r], t.present_after(r)), z3.Exists([r], z3.And(t.runs_after(r), t.present_after(r)))
         ),
-        "P3": z3.ForAll([r], z3.Implies(z3.And(t.runs(r), t.runs_after(r)), t.computed_after(r) >= t.computed(r) + 1)),
+        "P3": z3.ForAll([r], z3.Implies(runs_on, t.computed_after(r) >= t.computed(r) + 1)),
         "P4": z3.ForAll([r], z3.Implies(z3.Not(preempted), t.computed_after(r) >= t.computed(r))),
         "P5": z3.And(leaving(request, t), z3.ForAll([r, q], z3.Implies(z3.And(comes, t.present(q)), t.before(q, r)))),
     }

@@ -134,6 +134,29 @@ STREAM_ZOO = [
         "B-035",
     ),
     _fault(
+        "a token that was given out is taken back when it is the one before it",
+        _SCHEDULER,
+        "        event = Append(seq_id, (token,))\n        self.emit(event)\n",
+        "        event = Append(seq_id, (token,))\n"
+        "        self.emit(event)\n"
+        "        seq = self.roster.seqs[seq_id]\n"
+        "        if seq.tokens[-2] == token:\n"
+        "            from spec.vocabulary import Rollback\n\n"
+        "            self.roster.seqs[seq_id] = replace(seq, tokens=seq.tokens[:-1])\n"
+        "            self.emit(Rollback(seq_id, seq.num_tokens - 1))\n",
+        "SCHED-26",
+        "B-135",
+    ),
+    _fault(
+        "newcomers are served before those who run",
+        _SCHEDULER,
+        "        if self._schedule_running(draft):\n            self._schedule_waiting(draft)\n",
+        "        self._schedule_waiting(draft)\n        self._schedule_running(draft)\n",
+        "SCHED-25",
+        "B-157",
+        Config(num_blocks=32, block_size=1, max_num_seqs=4, max_num_batched_tokens=2),
+    ),
+    _fault(
         "an abort of what has ended is told as if it had happened",
         _ENGINE,
         "                self.scheduler.remove(seq_id)\n            self._emit(Abort(request_id))",

@@ -8,9 +8,11 @@ import pytest
 import optimized
 import reference
 from spec.engine import EngineFactory
+from spec.proofs.liveness import RULES_OF, STEP_PROPERTIES
+from spec.rules import RULES
 from spec.schedules import LOADS, Lasso, Load, RequestKind, find_lasso, schedules, tell
 from spec.vocabulary import Config
-from tests.mutants.sabotage import Mutant, sabotaged
+from tests.mutants.sabotage import ROOT, Mutant, sabotaged
 
 ENGINES: dict[str, EngineFactory] = {"reference": reference.make_engine, "optimized": optimized.make_engine}
 SMALL = {name: replace(load, max_requests=3) for name, load in LOADS.items()}
@@ -160,3 +162,30 @@ def test_a_rule_that_breaks_ends_the_search_with_the_way_there(tmp_path: Path) -
     assert found.violation.rule.id == "SCHED-10"
     assert found.path[-1] is None
     assert sum(turn is not None for turn in found.path) == 2
+
+
+def test_sched_25_is_needed(tmp_path: Path) -> None:
+    """Whoever came first waits for ever, if each newcomer is served before it and has the whole budget."""
+    newcomers = policy(
+        "newcomers first",
+        "scheduler.py",
+        "        if self._schedule_running(draft):\n            self._schedule_waiting(draft)\n",
+        "        self._schedule_waiting(draft)\n        self._schedule_running(draft)\n",
+    )
+    load = replace(SMALL["fcfs"], kinds=(RequestKind(1, 4), RequestKind(3, 1)), max_requests=2)
+    assert find_lasso(schedules(load, reference.make_engine, judged=False)) is None
+    lasso, story = lasso_of(newcomers, load, tmp_path)
+    assert lasso is not None
+    assert "while A never ends" in story
+    with sabotaged(newcomers, tmp_path / "judged") as package:
+        found = schedules(load, package.make_engine)
+    assert found.violation is not None
+    assert found.violation.rule.id == "SCHED-25"
+
+
+def test_the_five_properties_are_made_of_rules() -> None:
+    book = (ROOT / "docs/proved.rst").read_text(encoding="utf-8")
+    assert list(RULES_OF) == list(STEP_PROPERTIES)
+    for name, rules in RULES_OF.items():
+        assert STEP_PROPERTIES[name] in " ".join(book.split())
+        assert all(rule_id in RULES and f":rule:`{rule_id}`" in book for rule_id in rules)

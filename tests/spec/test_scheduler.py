@@ -62,6 +62,7 @@ from spec.vocabulary import (
     Refuse,
     Release,
     Request,
+    Rollback,
     Start,
     State,
     Submit,
@@ -462,3 +463,21 @@ def test_sched_8_a_request_fits_into_what_is_not_reserved() -> None:
     forbids("SCHED-8", RESERVING, Add(longest))
     allows("SCHED-20", RESERVING, Refuse(Add(longest)))
     allows("SCHED-8", RESERVING, Add(replace(ALICE, max_tokens=2)))
+
+
+def test_sched_25_who_came_first_is_not_passed_over_for_others() -> None:
+    bites("SCHED-25")
+    both = follow(EMPTY, Add(replace(ALICE, prompt=(5, 5))), Add(BOB), Begin(1), Admit(0), Admit(1))
+    allows("SCHED-25", both, Allocate(0, 2, (0, 1)), Submit(1))
+    allows("SCHED-25", both, Allocate(0, 1, (0,)), Allocate(1, 1, (1,)), Submit(1))
+    forbids("SCHED-25", both, Allocate(1, 1, (0,)), Submit(1))
+
+
+def test_sched_25_a_sequence_whose_tokens_are_in_flight_is_not_passed_over() -> None:
+    both = follow(EMPTY, Add(ALICE), Add(BOB), Begin(1), *served(ALICE, 0), Submit(1), Begin(2), *served(BOB, 1))
+    allows("SCHED-25", both, Submit(2))
+
+
+def test_sched_26_a_rollback_is_for_sequences_that_nobody_serves() -> None:
+    bites("SCHED-26")
+    allows("SCHED-26", EMPTY, *stored(0, (5, 6), (0, 1)), Rollback(0, 1))
