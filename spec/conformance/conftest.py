@@ -1,6 +1,7 @@
 """What the tests of the suite are given: the engine, the pool, the kernel or the server that is judged."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -93,6 +94,7 @@ def walk_scope(suite: Suite, request: pytest.FixtureRequest) -> Callable[[Scope]
     def walk(scope: Scope) -> None:
         suite.trial(target, lambda: try_pool(factory, *needs(scope)))
         hunt = Hunt(target, suite.setting(target), partial(judged_pool, factory), suite.check_time)
-        walk_pool(hunt, factory, scope)
+        num_blocks = scope.config.num_blocks + profile_of(target).num_reserved_blocks
+        walk_pool(hunt, factory, replace(scope, config=replace(scope.config, num_blocks=num_blocks)))
 
     return walk

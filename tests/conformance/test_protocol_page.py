@@ -1,10 +1,12 @@
 """What the book says that a pool answers is what the specification's pool answers."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spec.conformance.door import judged_pool
 from spec.engine import Pool
 from spec.model_pool import ModelPool
 from spec.scope import Move
@@ -65,3 +67,20 @@ def test_the_table_has_every_call() -> None:
     calls = {name for name in vars(Pool) if not name.startswith("_")} - {"profile", "snapshot"}
     assert CALLS.keys() == calls
     assert calls <= TABLE.keys()
+
+
+class Reserving(ModelPool):
+    """A pool that keeps block 0 for itself."""
+
+    profile = replace(ModelPool.profile, num_reserved_blocks=1)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(initial_state(config, self.profile.choices))
+
+
+def test_a_pool_that_keeps_a_block_is_judged_without_it() -> None:
+    judged = judged_pool(Reserving, Config(num_blocks=3, block_size=1))
+    assert judged.call(Move("allocate", 0, (0, 0, 0))) is None
+    after = judged.call(Move("allocate", 0, (0, 0)))
+    assert after is not None
+    assert after.block_tables == {0: (1, 2)}
