@@ -481,3 +481,7 @@ def test_sched_25_a_sequence_whose_tokens_are_in_flight_is_not_passed_over() -> 
 def test_sched_26_a_rollback_is_for_sequences_that_nobody_serves() -> None:
     bites("SCHED-26")
     allows("SCHED-26", EMPTY, *stored(0, (5, 6), (0, 1)), Rollback(0, 1))
+
+
+def test_a_reader_without_a_table_holds_no_block() -> None:
+    assert follow(ALONE, Begin(1), Submit(1, (0, 9))).flights[1].blocks == {0}

@@ -1,0 +1,52 @@
+"""Admission: what it wants, what it owes to whoever runs, and what it may count on."""
+
+from dataclasses import replace
+
+from spec.broken import ALICE, ALONE, BOB, EMPTY, EMPTY_PAIRS, TWINS, WAITING, follow, stored
+from spec.engine import Admission
+from spec.scheduler import admission, blocks_owed, blocks_wanted, num_hits_in_use
+from spec.vocabulary import Add, AdmissionRule, Admit, Fork, Preempt, Publish, State
+
+
+def under(rule: AdmissionRule, start: State = EMPTY) -> State:
+    return replace(start, config=replace(start.config, admission_rule=rule))
+
+
+def test_the_watermark_is_not_for_whoever_is_alone() -> None:
+    tight, pair = replace(EMPTY, config=replace(EMPTY.config, watermark_blocks=2)), replace(ALICE, prompt=(5, 6))
+    assert admission(follow(tight, Add(pair)), 0, budget=2) is Admission.NOW
+    assert admission(follow(tight, Add(BOB), Admit(1), Add(pair)), 0, budget=2) is Admission.LATER
+
+
+def test_the_optimistic_rule_admits_what_the_budget_lets_begin() -> None:
+    one_free = follow(under(AdmissionRule.OPTIMISTIC), *stored(9, (8, 9), (0, 1)), Add(replace(ALICE, prompt=(5, 6))))
+    assert [admission(one_free, 0, budget) for budget in (1, 2)] == [Admission.NOW, Admission.LATER]
+
+
+def test_admission_takes_nothing_away() -> None:
+    assert follow(replace(WAITING, block_tables={0: (2,)}), Admit(0)).block_tables == {0: (2,)}
+
+
+def shared_tail(max_tokens: int, rule: AdmissionRule) -> State:
+    """Two sequences of a running request with one computed token, in one block that has room for another."""
+    running = follow(under(rule, EMPTY_PAIRS), Add(replace(TWINS, max_tokens=max_tokens)), Admit(0))
+    whole = replace(running.seqs[0], num_computed_tokens=1)
+    taken = replace(running, seqs={0: whole}, block_tables={0: (0,)}, free=(1, 2), ref_count=(1, 0, 0))
+    return follow(taken, Fork(0, 2))
+
+
+def test_the_no_evict_rule_owes_a_copy_to_whoever_goes_on() -> None:
+    assert [blocks_owed(shared_tail(most, AdmissionRule.NO_EVICT), 0) for most in (1, 2, 4)] == [0, 1, 3]
+
+
+def test_every_sequence_of_a_waiting_request_wants_blocks() -> None:
+    waiting = follow(shared_tail(2, AdmissionRule.PROMPT), Preempt(0))
+    assert blocks_wanted(waiting, 0, budget=2) == 2
+
+
+def test_hits_count_only_where_they_will_be_made() -> None:
+    used = follow(ALONE, Publish(0, 0), Add(replace(BOB, prompt=(5, 6), seq_ids=(7,))))
+    assert num_hits_in_use(used, 7) == 1
+    assert num_hits_in_use(replace(used, host_tables={7: (0,)}), 7) == 0
+    assert num_hits_in_use(under(AdmissionRule.NO_EVICT, used), 7) == 0
+    assert num_hits_in_use(replace(used, config=replace(used.config, prefix_cache=False)), 7) == 0
