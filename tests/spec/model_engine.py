@@ -22,6 +22,7 @@ from spec.scheduler import (
     budget_left,
     ends,
     fits_alone,
+    forks_keep_what_was_promised,
     may_come_in,
     seats_taken,
     seq_ids_in_use,
@@ -104,7 +105,10 @@ class ModelEngine:
             return Admission.NEVER
         if seats_taken(self.state) == self.state.config.max_num_seqs:
             return Admission.LATER
-        self._do(Fork(parent, child))
+        fork = Fork(parent, child)
+        if not forks_keep_what_was_promised(self.state, fork, step(self.state, fork)):  # SCHED-22
+            return Admission.LATER
+        self._do(fork)
         return Admission.NOW
 
     def abort(self, request_id: RequestId) -> None:
