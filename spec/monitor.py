@@ -14,8 +14,9 @@ from spec.choices import USUAL_CHOICES, Choices, Publication
 from spec.excerpt import concerned
 from spec.mirror import LiveSeq, LiveStep, Mirror, slots_of_table
 from spec.replay import observe, step
-from spec.rules import RULES, Rule, RuleViolation, broken_rules
+from spec.rules import RuleViolation, broken_rules
 from spec.scheduler import fits_alone, is_servable
+from spec.uncounted import UNCOUNTED
 from spec.vocabulary import (
     Abort,
     Add,
@@ -55,18 +56,6 @@ from spec.vocabulary import (
     initial_state,
     replace,
 )
-
-CONTENTS, AHEAD = "it needs the contents of every slot", "it looks ahead over every running request"
-UNCOUNTED: Mapping[str, str] = {
-    **dict.fromkeys(("TABLE-5", "CACHE-1", "SWAP-3", "ATTN-1"), CONTENTS),
-    **dict.fromkeys(("PREEMPT-5", "SCHED-11", "SCHED-12"), AHEAD),
-}
-"""The rules that a monitor leaves to a replay, and why."""
-
-
-def counted_rules() -> list[Rule]:
-    """The rules that a monitor judges."""
-    return [rule for rule in RULES.values() if rule.id not in UNCOUNTED]
 
 
 class Monitor(Mirror):

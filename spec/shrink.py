@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spec.interface import request_named, seq_named
-from spec.monitor import CONTENTS, UNCOUNTED, Monitor
+from spec.monitor import Monitor
 from spec.replay import step
 from spec.rules import RULES, RuleViolation, broken_rules
+from spec.uncounted import CONTENTS, UNCOUNTED
 from spec.vocabulary import (
     Abort,
     Add,

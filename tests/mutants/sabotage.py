@@ -23,10 +23,11 @@ from spec.conformance.judge import Follower, JudgedEngine
 from spec.conformance.machine import machine_for
 from spec.engine import Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
 from spec.lockstep import NOBODY, mistakes
-from spec.monitor import UNCOUNTED, Monitor
+from spec.monitor import Monitor
 from spec.replay import step
 from spec.rules import RuleViolation, broken_rules
 from spec.scope import Move, Scope, moves, rollbacks
+from spec.uncounted import UNCOUNTED
 from spec.vocabulary import Config, Event, Observe, Prefix, SeqId, State, Token, initial_state
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,11 @@ from spec.choices import Choices, EvictionOrder
 from spec.engine import EngineFactory
 from spec.excerpt import concerned
 from spec.log_check import check_log, replay_log
-from spec.monitor import UNCOUNTED, Monitor, counted_rules
+from spec.monitor import Monitor
 from spec.replay import step
 from spec.rules import RULES, RuleViolation, broken_rules
 from spec.trace import Reader, Trace, TraceError, Writer, dumps, load
+from spec.uncounted import UNCOUNTED, counted_rules
 from spec.vocabulary import Allocate, Config, Event, Evict, Fork, Publish, Start, State, Write, initial_state
 from tests.optimized.driver import Caller, config_for
 from tests.transcripts.story import Teller, read_story
