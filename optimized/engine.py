@@ -25,6 +25,7 @@ from spec.engine import (
 )
 from spec.vocabulary import (
     Add,
+    AdmissionRule,
     Append,
     Config,
     Finish,
@@ -167,7 +168,7 @@ CAPABILITIES = frozenset(
 class SymbolicEngine:
     """The engine core with a device that computes prefixes: an ``Engine`` of the specification."""
 
-    profile = Profile("optimized", CAPABILITIES, eviction_order=EvictionOrder.LRU)
+    profile = Profile("optimized", CAPABILITIES, eviction_order=EvictionOrder.LRU, admission_rules=tuple(AdmissionRule))
 
     def __init__(self, config: Config, observer: Observer | None = None) -> None:
         self.device = SymbolicDevice(config.block_size, lambda seq_id, prefix: 0, config.window, self._prefix_of)
