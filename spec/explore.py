@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spec.canonical import Key, Names, canonical
 from spec.model_pool import ModelPool, Step
 from spec.picture import Map, mark_changes, memory_map
-from spec.rules import RULES, Kind, Rule, RuleViolation, broken_state_rules
+from spec.rules import Rule, RuleViolation, broken_state_rules, step_rules_about
 from spec.scope import Move, Scope, moves
 from spec.vocabulary import Config, Event, State, initial_state
 
@@ -45,8 +45,7 @@ class StepJudge:
         kind = type(event)
         rules = self.about.get(kind)
         if rules is None:
-            rules = [rule for rule in RULES.values() if rule.kind is Kind.STEP and issubclass(kind, rule.events)]
-            self.about[kind] = rules
+            rules = self.about[kind] = step_rules_about(kind)
         for rule in rules:
             if not rule.holds(before, event, after):
                 return rule

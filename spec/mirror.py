@@ -248,6 +248,11 @@ class Mirror:
             return False
         return (num_output > 0 and q.tokens[-1] in request.stop_token_ids) or num_output >= request.max_tokens
 
+    def is_behind(self, request_id: RequestId) -> bool:
+        """Whether a sequence of the request has tokens that no step has computed or computes."""
+        mine = map(self.seqs.__getitem__, self.seqs_of[request_id])
+        return any(q.computed + q.scheduled < len(q.tokens) for q in mine)
+
     def serves_in_order(self, live: LiveStep) -> bool:
         """Whether the step computes nothing for who is behind somebody it passes over."""
         passed = False

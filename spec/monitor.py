@@ -198,18 +198,13 @@ class Monitor(Mirror):
             return False
         if self.choices.publication is Publication.AT_SCHEDULE:
             return False
-        if any(map(self._is_behind, self.running)) if live.budget else not self.serves_in_order(live):
+        if any(map(self.is_behind, self.running)) if live.budget else not self.serves_in_order(live):
             return False
         live.submitted = True
         live.tables = [self.tables.get(seq, ()) for seq in (*live.scheduled, *readers)]
         live.held_at_submit, live.known = tuple(live.holds), None
         self.find_open()
         return True
-
-    def _is_behind(self, request_id: RequestId) -> bool:
-        """Whether a sequence of the request has tokens that no step has computed or computes."""
-        mine = map(self.seqs.__getitem__, self.seqs_of[request_id])
-        return any(q.computed + q.scheduled < len(q.tokens) for q in mine)
 
     def _complete(self, step_id: StepId) -> bool:
         live = self.steps.get(step_id)

@@ -181,7 +181,7 @@ def reset_leaves_nothing_in_use(before: State, event: Reset, after: State) -> bo
     return not after.cached and all(before.ref_count[b] == 0 for b in before.cached)
 
 
-@step_rule("CACHE-11", corpus="X4 P1")
+@step_rule("CACHE-11", corpus="P1 R2 R3")
 def tokens_are_only_appended(before: State, event: Append, after: State) -> bool:
     """Appending leaves every earlier token as it was, so that a published prefix stays true."""
     old = before.seqs[event.seq].tokens

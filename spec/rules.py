@@ -97,13 +97,19 @@ def broken_state_rules(state: State) -> Iterable[Rule]:
     return (rule for rule in RULES.values() if rule.kind is Kind.STATE and not rule.holds(state))
 
 
+FIRST = "API-2"
+"""What is not there can not be judged otherwise: whether an event is possible at all is asked before anything else."""
+
+
+def step_rules_about(kind: type) -> list[Rule]:
+    """The step rules about this kind of event, in the order in which they are asked: the first, and then the chapters."""
+    about = [rule for rule in RULES.values() if rule.kind is Kind.STEP and issubclass(kind, rule.events)]
+    return sorted(about, key=lambda rule: rule.id != FIRST)
+
+
 def broken_step_rules(before: State, event: Event, after: State) -> Iterable[Rule]:
-    """The step rules about this kind of event that do not hold, in the order of the chapters."""
-    return (
-        rule
-        for rule in RULES.values()
-        if rule.kind is Kind.STEP and isinstance(event, rule.events) and not rule.holds(before, event, after)
-    )
+    """The step rules about this kind of event that do not hold, in the order in which they are asked."""
+    return (rule for rule in step_rules_about(type(event)) if not rule.holds(before, event, after))
 
 
 def broken_rules(before: State, event: Event, after: State) -> list[Rule]:

@@ -11,6 +11,9 @@ _CACHE, _WINDOW, _ROLLBACK, _FLIGHT, _FORK = (
 )
 _SMALL_BLOCKS = replace(_ROLLBACK, config=replace(_ROLLBACK.config, block_size=1))
 
+_NARROW = replace(_WINDOW, config=replace(_WINDOW.config, block_size=1, window=1))
+"""A window that leaves a table empty after every token."""
+
 
 def _fault(name: str, file: str, old: str, new: str, rule: str, row: str, scope: Scope) -> Mutant:
     return Mutant(name, "reference", file, old, new, rule, row, scope)
@@ -188,9 +191,18 @@ POOL_ZOO = [
         _POOL,
         "host_blocks = tuple(self.host_free.pop(0) for _ in table)",
         "host_blocks = tuple(self.host_free.pop(0) for _ in table[1:])",
-        "SWAP-5",
+        "API-2",
         "B-132",
         _CACHE,
+    ),
+    _fault(
+        "a table that the window has emptied is swapped out",
+        _SEQUENCES,
+        "        if num_blocks == 0:\n            return ()\n",
+        "",
+        "SWAP-5",
+        "B-132",
+        _NARROW,
     ),
     _fault(
         "a swap out keeps a host block more than it moves",

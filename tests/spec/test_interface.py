@@ -6,6 +6,8 @@ import pytest
 
 from spec.broken import ALICE, ALONE, BOB, EMPTY, EMPTY_PAIRS, FORKED, STEP_1, SWAPPED, WAITING, follow
 from spec.interface import names_exist, request_named, seq_named, step_named
+from spec.replay import step
+from spec.rules import broken_rules
 from spec.vocabulary import (
     Abort,
     Add,
@@ -135,3 +137,11 @@ def test_api_5_no_step_is_made_up() -> None:
 @pytest.mark.parametrize("event", [Refuse(Reset()), Read(0, (0,)), Observe()], ids=str)
 def test_some_events_change_nothing(event: Event) -> None:
     assert follow(ALONE, event) == ALONE
+
+
+def test_api_2_an_event_about_nothing_is_reported_as_such() -> None:
+    """Whatever else it breaks: of what is not there every other rule says no, and says nothing."""
+    for event in (Write(9, 0, (0,)), Read(9, (0,)), Hit(9, (0,)), Publish(9, 0), Copy(9, 0, 0, 1), Submit(9)):
+        broken = broken_rules(EMPTY, event, step(EMPTY, event))
+        assert broken[0].id == "API-2"
+        assert len(broken) > 1
