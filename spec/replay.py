@@ -217,7 +217,8 @@ def events_of_end(
     were events of its beginning."""
     if not before.flights and report == StepReport():
         return []
-    known = [move for move in _early_moves(report) if move in tuple(moves)]
+    scheduled = before.flights[min(before.flights)].scheduled if before.flights else {}
+    known = [move for move in _early_moves(report) if move in tuple(moves) or _is_undone(move, scheduled)]
     events: list[Event] = [e for e in report.device if e not in known]
     for append in report.emitted:
         if append.seq not in before.seqs:
@@ -234,6 +235,11 @@ def events_of_end(
     late += report.finished
     late += _evictions(_follow(state, late), shown)
     return [*events, *late, *(Complete(step_id) for step_id in sorted(before.flights)[:1])]
+
+
+def _is_undone(move: BlockMove, scheduled: Mapping[SeqId, int]) -> bool:
+    """A copy for somebody who was preempted after all: what it was made for is nobody's, and it came before all writes."""
+    return isinstance(move, Copy) and move.seq not in scheduled
 
 
 def block_moves(events: Iterable[Event]) -> tuple[BlockMove, ...]:

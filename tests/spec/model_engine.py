@@ -22,9 +22,8 @@ from spec.scheduler import (
     budget_left,
     ends,
     fits_alone,
-    forks_keep_what_was_promised,
     may_come_in,
-    seats_taken,
+    may_fork,
     seq_ids_in_use,
 )
 from spec.sharing import growth, must_copy
@@ -103,12 +102,9 @@ class ModelEngine:
         reserved = self.profile.num_reserved_blocks
         if not fits_alone(self.state.config, self.state.requests[seq.request_id], num_seqs, reserved):
             return Admission.NEVER
-        if seats_taken(self.state) == self.state.config.max_num_seqs:
+        if not may_fork(self.state, Fork(parent, child)):
             return Admission.LATER
-        fork = Fork(parent, child)
-        if not forks_keep_what_was_promised(self.state, fork, step(self.state, fork)):  # SCHED-22
-            return Admission.LATER
-        self._do(fork)
+        self._do(Fork(parent, child))
         return Admission.NOW
 
     def abort(self, request_id: RequestId) -> None:

@@ -19,4 +19,4 @@ def test_the_model_is_an_engine() -> None:
 @pytest.mark.parametrize("make", [make_engine, make_engine_at_schedule])
 def test_the_model_keeps_every_rule_whatever_its_caller_does(make: Callable[[Config], ModelEngine]) -> None:
     """Also a check of the rules: one that the plainest engine breaks asks for too much."""
-    run_state_machine_as_test(machine_for(make), settings=settings(stateful_step_count=25))
+    run_state_machine_as_test(machine_for(make), settings=settings(max_examples=20, stateful_step_count=15))
