@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from optimized import LLM, SamplingParams
 from optimized.checkpoint import Checkpoint
+from optimized.cli import app
 from reference import ReferenceModelEngine
 from spec.vocabulary import Config, Request
 from tests.models.test_llama import dense_logits
@@ -63,16 +65,22 @@ def test_preemption_changes_no_text(smollm2: Checkpoint, smollm2_llm: LLM) -> No
 
 
 @pytest.mark.slow
-def test_swapping_changes_no_text(smollm2: Checkpoint) -> None:
-    """What ``kvproof generate --preemption-mode swap --num-gpu-blocks-override 40`` does: eight prompts fill the cache."""
-    prompts = [[index, *(CASES[9]["prompt_token_ids"] * 5)[:74]] for index in range(8)]
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    tight = LLM(smollm2, num_gpu_blocks_override=40, preemption_mode="swap", enable_prefix_caching=False)
-    answers = tight.generate(prompts, params)
-    assert tight.stats().num_preemptions > 0
-    assert tight.stats().blocks_swapped_out > 0
-    expected = LLM(smollm2, enable_prefix_caching=False).generate(prompts, params)
-    assert [answer.outputs for answer in answers] == [answer.outputs for answer in expected]
+def test_the_command_says_the_same_when_it_has_to_swap(smollm2: Checkpoint) -> None:
+    """Eight questions fill a cache of 40 blocks, and their answers do not fit any more."""
+    words = "Tell me in a few plain words why the sky is blue in the day, red in the evening and black in the night"
+    prompts = [
+        f"Number {n}. {words}, and what the moon has to do with it, if it has to do with it at all." for n in range(8)
+    ]
+
+    def answer(*options: str) -> dict[str, Any]:
+        arguments = ["generate", *prompts, "--model", str(smollm2.path), "--max-tokens", "24", "--json", *options]
+        found: dict[str, Any] = json.loads(CliRunner().invoke(app, arguments).stdout)
+        return found
+
+    tight, roomy = answer("--preemption-mode", "swap", "--num-gpu-blocks-override", "40"), answer()
+    assert tight["num_preemptions"] > 0 == roomy["num_preemptions"]
+    assert tight["blocks_swapped_out"] > 0
+    assert tight["outputs"] == roomy["outputs"]
 
 
 # --- two engines and transformers -------------------------------------------------------------------------------------
