@@ -16,8 +16,8 @@ from optimized.simulation import Gate, Run, simulate
 from optimized.workload import Arrival, PoissonTraffic
 from spec.vocabulary import Config, InvalidConfig, Recovery
 
-SATURATING_REQUESTS = 600
-"""How many requests wait at once when the saturation rate is measured."""
+SATURATING_REQUESTS, SATURATING_ROUNDS = 600, 5
+"""How many requests wait at once when the saturation rate is measured: so many at least, and so many times as fit."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,15 @@ class Deployment:
         Measured between the first and the last fifth of the requests that are done, so that neither the empty engine at the
         start nor the emptying one at the end counts.
         """
-        crowd = replace(traffic, rate=SATURATING_REQUESTS / traffic.duration_s)
-        arrivals = [arrival._replace(at_s=0.0) for arrival in crowd.arrivals(seed)]
-        ends = sorted(each.latency_s for each in self.run(arrivals).served)
+        ends = sorted(each.latency_s for each in self.run(self.crowd(traffic, seed)).served)
         first, last = len(ends) // 5, len(ends) - len(ends) // 5 - 1
         return (last - first) / (ends[last] - ends[first])
+
+    def crowd(self, traffic: PoissonTraffic, seed: int = 0) -> list[Arrival]:
+        """So many requests at once that most of them wait for a long time."""
+        seats = min(self.requests_that_fit(traffic.prompt.mean, traffic.output.mean), self.max_num_seqs)
+        number = max(SATURATING_REQUESTS, SATURATING_ROUNDS * seats)
+        return [each._replace(at_s=0.0) for each in replace(traffic, rate=number / traffic.duration_s).arrivals(seed)]
 
     def saturation_rate_on_paper(self, prompt_len: float, output_len: float) -> float:
         """The same in closed form, for an engine that computes each prompt in a pass of its own: as many requests as fit

@@ -10,8 +10,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from optimized.cards import CARDS
+from optimized.chart import Bars, Curve, Curves
 from optimized.contiguous import Allocation
 from optimized.known_models import cost_of
 from optimized.planner import Deployment, Spread, percentile, summary
@@ -75,6 +77,28 @@ def workshop(
         "ratio": fit["paged"] / fit["contiguous"],
         **facts,
     }
+
+
+def charts(facts: dict[str, Any]) -> list[Bars | Curves]:
+    """Both pictures of the workshop, from its facts. The saturation rates are those in closed form, one prompt a pass."""
+    fit = tuple((name, float(facts[name]["requests_that_fit"])) for name in NAMES)
+    curves = tuple(
+        Curve(
+            name,
+            tuple(
+                (float(rate), each["median"], each["low"], each["high"])
+                for rate, each in facts[name]["median_ttft_s_at_rates"].items()
+            ),
+        )
+        for name in NAMES
+    )
+    marks = tuple((facts[name]["saturation_rate_on_paper"], f"{name} saturated") for name in NAMES)
+    return [
+        Bars("Requests of 1,024 + 256 tokens that fit at once", fit),
+        Curves(
+            "Median time to the first token, with quartiles", "requests a second", "seconds", curves, marks, log=True
+        ),
+    ]
 
 
 def _run(here: Deployment, rate: float, seed: int, name: str, progress: Callable[[str], None]) -> Run:

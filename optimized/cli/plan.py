@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from optimized.cli.guard import plain_errors
-from optimized.cli.printing import JsonOption, print_json, with_status
+from optimized.cli.printing import JsonOption, print_json, with_bar, with_status
 
 
 @plain_errors
@@ -44,106 +44,100 @@ def plan(
     compute_efficiency: Annotated[float, typer.Option(help="The part of the card's operations that is reached.")] = 0.6,
     bandwidth_efficiency: Annotated[float, typer.Option(help="The part of its bandwidth that is reached.")] = 0.8,
     overhead_ms: Annotated[float, typer.Option(help="What each pass takes besides.")] = 0.2,
+    sweep: Annotated[
+        str | None, typer.Option(help="Ask for several values of an option: rate=1:40, block_size=8:64:8, gpu=l4,h100.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a sweep or a preset: FILE.svg or FILE.html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say how many requests fit on a card, how long they wait, and where its cache goes."""
+    if plot is not None:
+        _check_plot(plot, drawn=sweep is not None or preset is not None)
+    if preset is not None:
+        _preset(preset, seeds, plot, as_json)
+        return
+    from optimized.question import Question, Sweep
+
+    question = Question(
+        model=model,
+        gpu=gpu,
+        tensor_parallel_size=tensor_parallel_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        allocation=allocation,
+        batching=batching,
+        rate=rate,
+        duration=duration,
+        prompt_len=prompt_len,
+        output_len=output_len,
+        workload=workload,
+        shared_len=shared_len,
+        prefix_share=prefix_share,
+        n=n,
+        swap_space=swap_space,
+        slo=slo,
+        seeds=seeds,
+        compute_efficiency=compute_efficiency,
+        bandwidth_efficiency=bandwidth_efficiency,
+        overhead_ms=overhead_ms,
+    )
+    if sweep is None:
+        answer = with_status("Simulating", question.answer)
+        print_json(answer) if as_json else _show(answer)
+        return
+    several = Sweep.read(sweep)
+    answers = with_bar(f"Sweeping {several.name}", several.ask(question), len(several.values))
+    if plot is not None:
+        _draw(plot, several.charts(answers), f"{question.model} on {question.gpu}, by {several.name.replace('_', ' ')}")
+    print_json(answers) if as_json else _table(several.name, answers)
+
+
+def _check_plot(path: Path, *, drawn: bool) -> None:
+    from spec.vocabulary import InvalidConfig
+
+    if path.suffix not in (".svg", ".html"):
+        raise InvalidConfig("plot", str(path), "a file that ends in .svg or .html")
+    if not drawn:
+        raise InvalidConfig("plot", str(path), "given together with --sweep or --preset")
+    if not path.parent.is_dir():
+        raise InvalidConfig("plot", str(path), "a file in a folder that exists")
+
+
+def _draw(path: Path, charts: Any, title: str) -> None:
+    from optimized.chart import html, svg
+
+    path.write_text((html if path.suffix == ".html" else svg)(charts, title), encoding="utf-8")
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _preset(name: str, seeds: int, plot: Path | None, as_json: bool) -> None:
+    from optimized.workshop import NUM_SEEDS, charts, workshop
     from spec.vocabulary import InvalidConfig
 
     if not 1 <= seeds <= 1000:
         raise InvalidConfig("seeds", seeds, "from 1 to 1000")
-    if preset is not None:
-        _preset(preset, seeds, as_json)
-        return
-    from optimized.cards import card_named
-    from optimized.known_models import cost_of
-    from optimized.planner import Deployment, Objective, largest_rate, summary
-    from optimized.workload import Lengths, PoissonTraffic, read_arrivals
-
-    cost = cost_of(model)
-    longest = max_model_len if max_model_len is not None else min(cost.max_model_len, 8192)
-    deployment = Deployment(
-        cost,
-        card_named(gpu),
-        tensor_parallel_size=tensor_parallel_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        block_size=block_size,
-        max_model_len=longest,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        allocation=_choice("allocation", allocation),
-        in_batches=_is_static(batching),
-        enable_prefix_caching=shared_len > 0,
-        swap_space_bytes=int(swap_space * (1 << 30)),
-        num_samples=n,
-        compute_efficiency=compute_efficiency,
-        bandwidth_efficiency=bandwidth_efficiency,
-        overhead_s=overhead_ms / 1000.0,
-        activation_bytes=int(cost.activation_bytes_per_token * max_num_batched_tokens),
-    )
-    objective = None if slo is None else Objective.read(slo)
-    prompt, output = Lengths.read(prompt_len, "prompt_len"), Lengths.read(output_len, "output_len")
-    traffic = PoissonTraffic(rate, duration, prompt, output, longest, shared_len, prefix_share if shared_len else 0.0)
-    draws = (
-        [read_arrivals(workload, longest)]
-        if workload is not None
-        else [traffic.arrivals(seed) for seed in range(seeds)]
-    )
-    draws = [arrivals for arrivals in draws if arrivals]
-    if not draws:
-        raise InvalidConfig("rate", rate, f"high enough that a request comes within {duration:g} s")
-
-    def work(say: Any) -> dict[str, object]:
-        runs = []
-        for number, arrivals in enumerate(draws, start=1):
-            say(f"draw {number} of {len(draws)}")
-            runs.append(deployment.run(arrivals))
-        say("the saturation rate")
-        facts: dict[str, object] = {"saturation_rate": deployment.saturation_rate(traffic)}
-        if objective is not None:
-            facts["largest_rate_within_slo"] = largest_rate(deployment, traffic, objective, progress=say)
-        return {
-            "model": cost.name,
-            "gpu": f"{tensor_parallel_size} x {deployment.card.name}",
-            "cache_bytes": deployment.cache_bytes,
-            "kv_bytes_per_token": cost.kv_bytes_per_token,
-            "num_blocks": deployment.num_blocks,
-            "block_size": deployment.engine_block_size,
-            "requests_that_fit": deployment.requests_that_fit(prompt.mean, output.mean),
-            "requests": sum(len(run.served) for run in runs),
-            **summary(runs),
-            **facts,
-        }
-
-    answer = with_status("Simulating", work)
-    print_json(answer) if as_json else _show(answer)
-
-
-def _choice(field: str, value: str) -> Any:
-    from optimized.contiguous import Allocation
-    from spec.vocabulary import InvalidConfig
-
-    try:
-        return Allocation(value)
-    except ValueError:
-        raise InvalidConfig(field, value, f"one of {', '.join(kind.value for kind in Allocation)}") from None
-
-
-def _is_static(batching: str) -> bool:
-    from spec.vocabulary import InvalidConfig
-
-    if batching not in ("continuous", "static"):
-        raise InvalidConfig("batching", batching, "continuous or static")
-    return batching == "static"
-
-
-def _preset(name: str, seeds: int, as_json: bool) -> None:
-    from optimized.workshop import NUM_SEEDS, workshop
-    from spec.vocabulary import InvalidConfig
-
     if name != "workshop":
         raise InvalidConfig("preset", name, "workshop")
     answer = with_status("Simulating", lambda say: workshop(max(seeds, NUM_SEEDS), progress=say))
+    if plot is not None:
+        _draw(plot, charts(answer), "Running out of cache: Llama 3 8B on one H100")
     print_json(answer) if as_json else _show(answer)
+
+
+def _table(name: str, answers: list[dict[str, Any]]) -> None:
+    """A line for each answer: medians over the draws."""
+    typer.echo(
+        f"{name.replace('_', ' '):>18} {'fit':>6} {'ttft p50':>9} {'p99':>9} {'tpot p50':>9} {'done/s':>8} {'in use':>7}"
+    )
+    for each in answers:
+        first, other = each["ttft_s"], each["tpot_s"]["p50"]["median"]
+        typer.echo(
+            f"{each[name]!s:>18} {each['requests_that_fit']:>6} {first['p50']['median']:>9.4g} {first['p99']['median']:>9.4g} "
+            f"{other:>9.4g} {each['requests_per_s']['median']:>8.4g} {each['share_of_reserved_with_tokens']['median']:>7.1%}"
+        )
 
 
 def _show(facts: dict[str, object], indent: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, TypeVar
 
 import typer
@@ -16,7 +16,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 
 def print_json(value: object) -> None:
-    """One JSON object, in letters that the terminal can show, each list of numbers on a line."""
+    """One JSON value, in letters that the terminal can show, each list of numbers on a line."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     text = json.dumps(value, indent=2, ensure_ascii=plain)
     # A line break is never part of a string in JSON, so this finds nothing inside one.
@@ -30,3 +30,12 @@ def with_status(doing: str, work: Callable[[Callable[[str], None]], T]) -> T:
 
     with Console(stderr=True).status(doing) as status:
         return work(lambda part: status.update(f"{doing} {escape(part)}"))
+
+
+def with_bar(doing: str, work: Iterable[T], total: int) -> list[T]:
+    """All results of some work, with a bar on standard error if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return list(track(work, doing, total, console=console, transient=True, disable=not console.is_terminal))

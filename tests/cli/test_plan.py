@@ -1,7 +1,9 @@
 """``kvproof plan``: facts, and one sentence for what makes no sense."""
 
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,6 +28,26 @@ def test_a_plan_answers_in_lines(run: Run, tmp_path: Path) -> None:
     assert "saturation rate" in result.stdout
 
 
+def test_a_sweep_is_a_list_and_its_picture_says_in_words_what_it_shows(run: Run, tmp_path: Path) -> None:
+    plot = tmp_path / "sweep.svg"
+    answers = json.loads(run(*QUICK, "--sweep", "block_size=16:48:16", "--plot", plot, "--json").stdout)
+    assert [each["block_size"] for each in answers] == [16, 32, 48]
+    assert [each["requests_that_fit"] for each in answers] == [
+        each["num_blocks"] // n for each, n in zip(answers, (5, 3, 2), strict=True)
+    ]
+    drawing = ElementTree.fromstring(plot.read_text())
+    words = drawing.findtext("{http://www.w3.org/2000/svg}desc")
+    assert words is not None
+    assert f"{answers[1]['ttft_s']['p50']['median']:.3g} at 32" in words
+
+
+def test_a_sweep_of_names_is_a_page_that_asks_nobody(run: Run, tmp_path: Path) -> None:
+    plot = tmp_path / "sweep.html"
+    result = run(*QUICK, "--sweep", "allocation=paged,oracle", "--plot", plot)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["allocation", "paged", "oracle"]
+    assert re.findall(r"(?:src|href|url)\s*[=(]", plot.read_text()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -36,6 +58,15 @@ def test_a_plan_answers_in_lines(run: Run, tmp_path: Path) -> None:
         (("--allocation", "heap"), "allocation is 'heap', it must be one of paged"),
         (("--batching", "some"), "batching is 'some', it must be continuous or static"),
         (("--preset", "paper2"), "preset is 'paper2'"),
+        (("--sweep", "speed=1:3"), "sweep is 'speed=1:3', it must be NAME=FIRST:LAST"),
+        (("--sweep", "rate=3:1"), "sweep is 'rate=3:1', it must be FIRST:LAST"),
+        (("--sweep", "rate=1:1e9"), "sweep is 'rate=1:1e9', it must be FIRST:LAST"),
+        (("--sweep", "rate=0:2"), "rate is 0.0, it must be more than 0"),
+        (("--sweep", "block_size=1.5:3"), "sweep is 'block_size=1.5:3'"),
+        (("--sweep", "gpu=h100,h300"), "gpu is 'h300', it must be one of a100-40gb"),
+        (("--plot", "x.svg"), "plot is 'x.svg', it must be given together with"),
+        (("--plot", "x.png", "--sweep", "rate=1:2"), "plot is 'x.png', it must be a file that ends in .svg"),
+        (("--plot", "nowhere/x.svg", "--sweep", "rate=1:2"), "plot is 'nowhere/x.svg', it must be a file in a folder"),
         (("--seeds", "0"), "seeds is 0, it must be from 1 to 1000"),
     ],
 )

@@ -2,16 +2,19 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optimized.cards import CARDS
+from optimized.chart import HEIGHT, LEFT, WIDTH, Curve, Curves, svg
 from optimized.contiguous import Allocation, BuddyAllocator, power_of_two_above, reserved_slots
 from optimized.engine import EngineCore
 from optimized.known_models import cost_of
@@ -20,7 +23,7 @@ from optimized.simulated_device import ModelCost, Rates, SimulatedDevice
 from optimized.simulation import Gate, simulate
 from optimized.waste import slots_of
 from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
-from optimized.workshop import OUTPUT, PROMPT, deployment, traffic
+from optimized.workshop import NAMES, OUTPUT, PROMPT, charts, deployment, traffic
 from spec.vocabulary import Config, InvalidConfig, Request
 
 SMALL = ModelCost("small", 1e6, 100, 1e3, 0.0, 10.0, 0.0, 0.0, 64)
@@ -219,6 +222,39 @@ def test_the_largest_rate_keeps_what_was_promised() -> None:
     assert 0.0 < rate <= here.saturation_rate(load)
     assert objective.holds(here.run(replace(load, rate=rate).arrivals(0)))
     assert largest_rate(here, load, Objective.read("ttft=0.000001")) == 0.0
+
+
+@pytest.mark.slow
+def test_the_saturation_rate_is_that_of_a_full_engine() -> None:
+    """With a crowd hardly larger than the engine, the short answers of the first batch passed for the rate: 39 a second
+    came out where the first token begins to wait at 24."""
+    contiguous, paged = (deployment(kind).saturation_rate(traffic()) for kind in NAMES.values())
+    assert 13.5 < contiguous < 16
+    assert 20.6 < paged < 24
+
+
+def test_the_pictures_of_the_workshop_come_from_its_facts() -> None:
+    spread = {"median": 2.0, "low": 1.0, "high": 4.0}
+    one = {
+        "requests_that_fit": 52,
+        "median_ttft_s_at_rates": {"2": spread, "6": spread},
+        "saturation_rate_on_paper": 5.0,
+    }
+    drawn = svg(charts({"contiguous": one, "paged": {**one, "requests_that_fit": 333}}), "Running out of cache")
+    words = ElementTree.fromstring(drawn).findtext("{http://www.w3.org/2000/svg}desc")
+    assert words is not None
+    assert "contiguous 52, paged 333" in words
+    assert "paged: 2 at 2, 2 at 6." in words
+    assert "contiguous saturated at 5." in words
+
+
+def test_a_chart_has_room_for_every_point() -> None:
+    curve = Curve("rising", ((1.0, 0.002, 0.001, 0.003), (9.0, 70.0, 50.0, 90.0)))
+    for log in (False, True):
+        drawn = svg([Curves("A chart", "x", "y", (curve, curve), ((4.0, "here"),), log)], "a chart")
+        places = re.findall(r"([\d.-]+) ([\d.-]+)(?=[LZ\"])", " ".join(re.findall(r'd="M([^"hv]*")', drawn)))
+        assert len(places) == 2 * (4 + 2)
+        assert all(LEFT <= float(x) <= WIDTH and 0.0 <= float(y) <= HEIGHT + 60 for x, y in places)
 
 
 def test_traffic_is_a_function_of_its_seed() -> None:

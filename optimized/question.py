@@ -1,0 +1,235 @@
+"""What an operator asks of a plan, in the words of the command line, and its answer; a sweep asks it again and again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from optimized.cards import card_named
+from optimized.chart import Bars, Curve, Curves
+from optimized.contiguous import Allocation
+from optimized.known_models import cost_of
+from optimized.planner import Deployment, Objective, largest_rate, summary
+from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
+from spec.vocabulary import InvalidConfig
+
+MAX_POINTS = 500
+Facts = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model on cards, how its cache is run, and who comes. Each field is an option of ``kvproof plan``."""
+
+    model: str = "llama-3-8b"
+    gpu: str = "h100"
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    block_size: int = 16
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    allocation: str = "paged"
+    batching: str = "continuous"
+    rate: float = 10.0
+    duration: float = 60.0
+    prompt_len: str = "exponential:1024"
+    output_len: str = "exponential:256"
+    workload: Path | None = None
+    shared_len: int = 0
+    prefix_share: float = 1.0
+    n: int = 1
+    swap_space: float = 0.0
+    slo: str | None = None
+    seeds: int = 3
+    compute_efficiency: float = 0.6
+    bandwidth_efficiency: float = 0.8
+    overhead_ms: float = 0.2
+
+    @property
+    def deployment(self) -> Deployment:
+        """Raises ``InvalidConfig`` where the model does not fit or a name is not known."""
+        cost = cost_of(self.model)
+        if self.allocation not in [kind.value for kind in Allocation]:
+            names = ", ".join(kind.value for kind in Allocation)
+            raise InvalidConfig("allocation", self.allocation, f"one of {names}")
+        if self.batching not in ("continuous", "static"):
+            raise InvalidConfig("batching", self.batching, "continuous or static")
+        return Deployment(
+            cost,
+            card_named(self.gpu),
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            block_size=self.block_size,
+            max_model_len=self._longest(cost.max_model_len),
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            allocation=Allocation(self.allocation),
+            in_batches=self.batching == "static",
+            enable_prefix_caching=self.shared_len > 0,
+            swap_space_bytes=int(self.swap_space * (1 << 30)),
+            num_samples=self.n,
+            compute_efficiency=self.compute_efficiency,
+            bandwidth_efficiency=self.bandwidth_efficiency,
+            overhead_s=self.overhead_ms / 1000.0,
+            activation_bytes=int(cost.activation_bytes_per_token * self.max_num_batched_tokens),
+        )
+
+    def _longest(self, of_the_model: int) -> int:
+        return self.max_model_len if self.max_model_len is not None else min(of_the_model, 8192)
+
+    @property
+    def traffic(self) -> PoissonTraffic:
+        """Raises ``InvalidConfig`` for lengths and rates that cannot be."""
+        prompt, output = Lengths.read(self.prompt_len, "prompt_len"), Lengths.read(self.output_len, "output_len")
+        longest = self.deployment.max_model_len
+        share = self.prefix_share if self.shared_len else 0.0
+        return PoissonTraffic(self.rate, self.duration, prompt, output, longest, self.shared_len, share)
+
+    @property
+    def draws(self) -> list[list[Arrival]]:
+        """The requests of the workload file, or as many draws of the traffic as there are seeds."""
+        if not 1 <= self.seeds <= 1000:
+            raise InvalidConfig("seeds", self.seeds, "from 1 to 1000")
+        traffic = self.traffic
+        if self.workload is not None:
+            return [read_arrivals(self.workload, traffic.max_model_len)]
+        draws = [arrivals for seed in range(self.seeds) if (arrivals := traffic.arrivals(seed))]
+        if not draws:
+            raise InvalidConfig("rate", self.rate, f"high enough that a request comes within {self.duration:g} s")
+        return draws
+
+    def answer(
+        self,
+        say: Callable[[str], None] = lambda _: None,
+        saturation: Callable[[Deployment, PoissonTraffic], float] = Deployment.saturation_rate,
+    ) -> Facts:
+        """What comes out, as facts for a table or JSON; times in seconds. ``say`` hears what is being done."""
+        objective = None if self.slo is None else Objective.read(self.slo)
+        deployment, traffic, draws, runs = self.deployment, self.traffic, self.draws, []
+        for number, arrivals in enumerate(draws, start=1):
+            say(f"draw {number} of {len(draws)}")
+            runs.append(deployment.run(arrivals))
+        say("the saturation rate")
+        facts: Facts = {"saturation_rate": saturation(deployment, replace(traffic, rate=1.0))}
+        if objective is not None:
+            facts["largest_rate_within_slo"] = largest_rate(deployment, traffic, objective, progress=say)
+        return {
+            "model": deployment.cost.name,
+            "gpu": f"{self.tensor_parallel_size} x {deployment.card.name}",
+            "cache_bytes": deployment.cache_bytes,
+            "kv_bytes_per_token": deployment.cost.kv_bytes_per_token,
+            "num_blocks": deployment.num_blocks,
+            "block_size": deployment.engine_block_size,
+            "requests_that_fit": deployment.requests_that_fit(traffic.prompt.mean, traffic.output.mean),
+            "requests": sum(len(run.served) for run in runs),
+            **summary(runs),
+            **facts,
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The values that one field of a question takes, one after the other."""
+
+    name: str
+    values: tuple[int | float | str, ...]
+
+    @staticmethod
+    def read(text: str) -> Sweep:
+        """``rate=1:40`` and ``block_size=8:64:8`` with both ends, or ``allocation=paged,oracle``. Raises ``InvalidConfig``.
+
+        >>> Sweep.read("rate=1:3").values, Sweep.read("block_size=8:32:8").values
+        ((1.0, 2.0, 3.0), (8, 16, 24, 32))
+        """
+        name, _, given = text.partition("=")
+        name = name.strip().replace("-", "_")
+        kinds = {field.name: str(field.type) for field in fields(Question)}
+        if name not in kinds or name in ("workload", "slo", "seeds"):
+            names = ", ".join(kind for kind in kinds if kind not in ("workload", "slo", "seeds"))
+            raise InvalidConfig("sweep", text, f"NAME=FIRST:LAST[:STEP] or NAME=A,B,... with NAME one of {names}")
+        try:
+            values = tuple(_values(given.strip(), kinds[name]))
+        except ValueError:
+            values = ()
+        if not 1 <= len(values) <= MAX_POINTS:
+            limit = f"FIRST:LAST[:STEP] with numbers that rise, or values with commas; at most {MAX_POINTS} of them"
+            raise InvalidConfig("sweep", text, limit)
+        return Sweep(name, values)
+
+    @property
+    def numbers(self) -> list[float] | None:
+        """The values as numbers, if all of them are."""
+        try:
+            return [float(value) for value in self.values]
+        except ValueError:
+            return None
+
+    def ask(self, question: Question, say: Callable[[str], None] = lambda _: None) -> Iterator[Facts]:
+        """The answers, each when it is there. Raises ``InvalidConfig`` at once if one of the values is impossible."""
+        changes: list[dict[str, Any]] = [
+            {self.name: value} for value in self.values
+        ]  # the right type: ``read`` saw to it
+        asked = [replace(question, **change) for change in changes]
+        if question.slo is not None:
+            Objective.read(question.slo)
+        for each in asked:
+            assert each.deployment.num_blocks > 0
+            assert each.traffic.rate > 0.0
+        saturation = cache(Deployment.saturation_rate)
+        for value, each in zip(self.values, asked, strict=True):
+            yield {self.name: value, **each.answer(lambda part: say(f"{self.name} {part}"), saturation)}
+
+    def charts(self, answers: list[Facts]) -> list[Bars | Curves]:
+        """Two pictures of the answers: how long the first token takes, and how much is done."""
+        numbers = self.numbers
+        if numbers is None:
+            names = [str(value) for value in self.values]
+            fit = tuple(zip(names, (_number(each["requests_that_fit"]) for each in answers), strict=True))
+            done = tuple(zip(names, (_spread(each["requests_per_s"])[0] for each in answers), strict=True))
+            return [Bars("Requests that fit", fit), Bars("Requests finished a second", done)]
+        label = self.name.replace("_", " ") + (", requests a second" if self.name == "rate" else "")
+        marks = ((_number(answers[0]["saturation_rate"]), "saturated"),) if self.name == "rate" else ()
+        first = tuple(_curve(f"{p}", numbers, [each["ttft_s"] for each in answers], p) for p in ("p50", "p99"))
+        done_curve = Curve("finished", _points(numbers, [each["requests_per_s"] for each in answers]))
+        return [
+            Curves("Time to the first token", label, "seconds", first, marks, log=True),
+            Curves("Requests finished a second", label, "requests", (done_curve,), marks),
+        ]
+
+
+def _values(given: str, kind: str) -> Iterator[int | float | str]:
+    parts = given.split(":")
+    whole = kind.startswith("int")
+    if len(parts) in (2, 3) and "," not in given and (kind != "str" or parts[0][:1].isdigit()):
+        start, stop, step = float(parts[0]), float(parts[1]), float(parts[2]) if len(parts) == 3 else 1.0
+        if not (math.isfinite(start) and math.isfinite(stop) and 0.0 < step < math.inf and start <= stop):
+            raise ValueError(given)
+        count = math.floor((stop - start) / step + 1e-9) + 1
+        texts = [f"{start + i * step:.12g}" for i in range(min(count, MAX_POINTS + 1))]
+    else:
+        texts = [text.strip() for text in given.split(",") if text.strip()]
+    for text in texts:
+        yield int(text) if whole else float(text) if kind == "float" else text
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _spread(value: object) -> tuple[float, float, float]:
+    assert isinstance(value, dict)
+    return value["median"], value["low"], value["high"]
+
+
+def _points(numbers: list[float], spreads: list[object]) -> tuple[tuple[float, float, float, float], ...]:
+    return tuple((x, *_spread(spread)) for x, spread in zip(numbers, spreads, strict=True))
+
+
+def _curve(name: str, numbers: list[float], times: list[object], percentile: str) -> Curve:
+    return Curve(name, _points(numbers, [each[percentile] for each in times if isinstance(each, dict)]))
