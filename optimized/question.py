@@ -18,7 +18,8 @@ from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
 from spec.vocabulary import InvalidConfig
 
 MAX_POINTS = 500
-Facts = dict[str, object]
+Facts = dict[str, Any]
+"""As JSON has them."""
 
 
 @dataclass(frozen=True)
@@ -170,30 +171,28 @@ class Sweep:
             return None
 
     def ask(self, question: Question, say: Callable[[str], None] = lambda _: None) -> Iterator[Facts]:
-        """The answers, each when it is there. Raises ``InvalidConfig`` at once if one of the values is impossible."""
-        changes: list[dict[str, Any]] = [
-            {self.name: value} for value in self.values
-        ]  # the right type: ``read`` saw to it
+        """The answers, each when it is there, with its value first. Raises ``InvalidConfig`` at once if one of the values is impossible."""
+        changes: list[Facts] = [{self.name: value} for value in self.values]
         asked = [replace(question, **change) for change in changes]
         if question.slo is not None:
-            Objective.read(question.slo)
+            Objective.read(question.slo)  # a word that is wrong is said before the first simulation
         for each in asked:
-            assert each.deployment.num_blocks > 0
-            assert each.traffic.rate > 0.0
+            _ = each.traffic  # and its deployment: both say what they do not take
         saturation = cache(Deployment.saturation_rate)
         for value, each in zip(self.values, asked, strict=True):
-            yield {self.name: value, **each.answer(lambda part: say(f"{self.name} {part}"), saturation)}
+            answer = each.answer(say, saturation)
+            yield {self.name: value} | answer | {self.name: value}
 
     def charts(self, answers: list[Facts]) -> list[Bars | Curves]:
         """Two pictures of the answers: how long the first token takes, and how much is done."""
         numbers = self.numbers
         if numbers is None:
             names = [str(value) for value in self.values]
-            fit = tuple(zip(names, (_number(each["requests_that_fit"]) for each in answers), strict=True))
-            done = tuple(zip(names, (_spread(each["requests_per_s"])[0] for each in answers), strict=True))
+            fit = tuple(zip(names, (float(each["requests_that_fit"]) for each in answers), strict=True))
+            done = tuple(zip(names, (each["requests_per_s"]["median"] for each in answers), strict=True))
             return [Bars("Requests that fit", fit), Bars("Requests finished a second", done)]
         label = self.name.replace("_", " ") + (", requests a second" if self.name == "rate" else "")
-        marks = ((_number(answers[0]["saturation_rate"]), "saturated"),) if self.name == "rate" else ()
+        marks = ((answers[0]["saturation_rate"], "saturated"),) if self.name == "rate" else ()
         first = tuple(_curve(f"{p}", numbers, [each["ttft_s"] for each in answers], p) for p in ("p50", "p99"))
         done_curve = Curve("finished", _points(numbers, [each["requests_per_s"] for each in answers]))
         return [
@@ -217,19 +216,11 @@ def _values(given: str, kind: str) -> Iterator[int | float | str]:
         yield int(text) if whole else float(text) if kind == "float" else text
 
 
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
+def _points(numbers: list[float], spreads: list[dict[str, float]]) -> tuple[tuple[float, float, float, float], ...]:
+    return tuple(
+        (x, spread["median"], spread["low"], spread["high"]) for x, spread in zip(numbers, spreads, strict=True)
+    )
 
 
-def _spread(value: object) -> tuple[float, float, float]:
-    assert isinstance(value, dict)
-    return value["median"], value["low"], value["high"]
-
-
-def _points(numbers: list[float], spreads: list[object]) -> tuple[tuple[float, float, float, float], ...]:
-    return tuple((x, *_spread(spread)) for x, spread in zip(numbers, spreads, strict=True))
-
-
-def _curve(name: str, numbers: list[float], times: list[object], percentile: str) -> Curve:
-    return Curve(name, _points(numbers, [each[percentile] for each in times if isinstance(each, dict)]))
+def _curve(name: str, numbers: list[float], times: list[Facts], percentile: str) -> Curve:
+    return Curve(name, _points(numbers, [each[percentile] for each in times]))
