@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,3 +204,23 @@ def test_the_schema_says_what_is_answered(server: RunningServer) -> None:
             assert {"200", "400", "401", "503"} <= operation["responses"].keys(), path
             assert "422" not in operation["responses"]
     assert "text/event-stream" in schema["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+
+
+def test_the_page_names_every_code_and_every_limit() -> None:
+    root = Path(__file__).parent.parent.parent
+    page = (root / "docs" / "serving.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for path in (root / "optimized" / "server").glob("*.py")]
+    codes = {code for source in sources for code in re.findall(r'RequestError\(\s*\d+, "(\w+)"', source)}
+    codes |= {"context_length_exceeded", "unsupported_parameter", "not_found", "method_not_allowed"}
+    assert len(codes) > 15
+    assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
+    limits = Limits()
+    for number in (
+        limits.max_num_queued_reqs,
+        limits.max_header_count,
+        limits.max_request_seconds,
+        limits.stall_seconds,
+    ):
+        assert re.search(rf"\b{number}\b", page), number
+    assert limits.max_body_bytes == 4 << 20
+    assert "4 MiB" in page
