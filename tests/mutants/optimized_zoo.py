@@ -213,7 +213,7 @@ OPTIMIZED_ZOO = [
         "            seq.num_scheduled = 0\n",
         "TABLE-1",
         "B-134",
-        _CHUNKED,
+        replace(_CHUNKED, block_size=1),
     ),
     _fault(
         "somebody is preempted while another step is in flight",
