@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from spec.broken import ALICE, ALONE, BOB, EMPTY, EMPTY_PAIRS, TWINS, WAITING, follow, stored
+from spec.broken import ALICE, ALONE, BOB, EMPTY, EMPTY_PAIRS, FULL, TWINS, WAITING, follow, stored
 from spec.engine import Admission
 from spec.scheduler import admission, blocks_owed, blocks_wanted, num_hits_in_use
-from spec.vocabulary import Add, AdmissionRule, Admit, Fork, Preempt, Publish, State
+from spec.vocabulary import Add, AdmissionRule, Admit, Flight, Fork, Preempt, Publish, State, Submit
+from tests.spec.states import allows, forbids
 
 
 def under(rule: AdmissionRule, start: State = EMPTY) -> State:
@@ -27,12 +28,16 @@ def test_admission_takes_nothing_away() -> None:
     assert follow(replace(WAITING, block_tables={0: (2,)}), Admit(0)).block_tables == {0: (2,)}
 
 
-def shared_tail(max_tokens: int, rule: AdmissionRule) -> State:
-    """Two sequences of a running request with one computed token, in one block that has room for another."""
+def half_full(max_tokens: int, rule: AdmissionRule, free: tuple[int, ...] = (1, 2)) -> State:
+    """A running request with one computed token, in a block that has room for another, and a sequence to be forked."""
     running = follow(under(rule, EMPTY_PAIRS), Add(replace(TWINS, max_tokens=max_tokens)), Admit(0))
     whole = replace(running.seqs[0], num_computed_tokens=1)
-    taken = replace(running, seqs={0: whole}, block_tables={0: (0,)}, free=(1, 2), ref_count=(1, 0, 0))
-    return follow(taken, Fork(0, 2))
+    return replace(running, seqs={0: whole}, block_tables={0: (0,)}, free=free, ref_count=(1, 0, 0))
+
+
+def shared_tail(max_tokens: int, rule: AdmissionRule) -> State:
+    """Both sequences, in one block."""
+    return follow(half_full(max_tokens, rule), Fork(0, 2))
 
 
 def test_the_no_evict_rule_owes_a_copy_to_whoever_goes_on() -> None:
@@ -50,3 +55,18 @@ def test_hits_count_only_where_they_will_be_made() -> None:
     assert num_hits_in_use(replace(used, host_tables={7: (0,)}), 7) == 0
     assert num_hits_in_use(under(AdmissionRule.NO_EVICT, used), 7) == 0
     assert num_hits_in_use(replace(used, config=replace(used.config, prefix_cache=False)), 7) == 0
+
+
+def test_sched_22_a_fork_may_leave_exactly_what_was_promised() -> None:
+    """The two sequences are owed a copy of their tail."""
+    allows("SCHED-22", half_full(2, AdmissionRule.NO_EVICT, free=(1,)), Fork(0, 2))
+    forbids("SCHED-22", half_full(2, AdmissionRule.NO_EVICT, free=()), Fork(0, 2))
+    allows("SCHED-22", half_full(2, AdmissionRule.PROMPT, free=()), Fork(0, 2))
+
+
+def test_sched_13_whoever_lacks_blocks_may_be_passed_over_while_another_step_is_in_flight() -> None:
+    """Two sequences lack a block each. With blocks for both, or without a step that will give some back, none may."""
+    overlapping = replace(FULL, flights={1: Flight(submitted=True), **FULL.flights})
+    allows("SCHED-13", overlapping, Submit(2))
+    forbids("SCHED-13", replace(overlapping, free=(0, 1)), Submit(2))
+    forbids("SCHED-13", FULL, Submit(2))
