@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from optimized.contiguous import Allocation, BuddyAllocator, reserved_slots
 from optimized.engine import EngineCore
@@ -19,6 +20,8 @@ from optimized.step import Outcome
 from optimized.waste import Slots, slots_of
 from optimized.workload import Arrival, prompts_of
 from spec.vocabulary import Config, Request, RequestId, Slot
+
+Counted: TypeAlias = Callable[[float, bool], bool]
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,19 @@ class Served:
 
 @dataclass
 class Run:
-    """What a simulation saw. Shares are means over the busy time."""
+    """What a simulation saw. Shares are means over the part of the busy time that counts, ``counted_s``."""
 
     served: list[Served] = field(default_factory=list)
     end_s: float = 0.0
     busy_s: float = 0.0
+    counted_s: float = 0.0
     num_steps: int = 0
     num_preemptions: int = 0
     num_hit_tokens: int = 0
     num_queried_tokens: int = 0
+    num_spared_block_steps: int = 0
+    num_unshared_block_steps: int = 0
+    """The blocks that would have been in use if nobody had shared one, summed over the steps."""
     peak_running: int = 0
     running_s: float = 0.0
     slot_s: dict[str, float] = field(
@@ -59,6 +66,7 @@ class Run:
 
     def note(self, slots: Slots, running: int, seconds: float) -> None:
         """So it was for so long."""
+        self.counted_s += seconds
         self.peak_running = max(self.peak_running, running)
         self.running_s += running * seconds
         for name in self.slot_s:
@@ -78,8 +86,8 @@ class Run:
 
     @property
     def mean_running(self) -> float:
-        """How many requests ran at once, on average over the busy time."""
-        return self.running_s / self.busy_s if self.busy_s else 0.0
+        """How many requests ran at once, on average."""
+        return self.running_s / self.counted_s if self.counted_s else 0.0
 
     @property
     def num_output_tokens(self) -> int:
@@ -150,11 +158,11 @@ def simulate(
     device: SimulatedDevice,
     gate: Gate = Gate(),
     num_samples: int = 1,
-    progress: Callable[[int], None] = lambda _: None,
+    counted: Counted = lambda now, waits: True,
 ) -> Run:
     """Serve all arrivals, which are in the order of their time, to the end.
 
-    A token is there when its pass is over. Raises ``InvalidRequest`` for a request that never fits.
+    ``counted`` says whether a step counts in the means, given the time of its end and whether somebody waits. A token is there when its pass is over. Raises ``InvalidRequest`` for a request that never fits.
     """
     core = EngineCore(config, device)
     contiguous = gate.allocation in (Allocation.POW2, Allocation.ORACLE)
@@ -170,12 +178,14 @@ def simulate(
         tokens = device.run(plan)
         running = len(core.scheduler.running)
         done = door.take(core.commit(plan, tokens), device.now)
-        run.note(memory.slots(), running, device.now - before)
+        if counted(device.now, door.somebody_waits):
+            run.note(memory.slots(), running, device.now - before)
         run.served += done
-        progress(len(done))
     run.end_s, run.busy_s = device.now, device.busy_s
     counters = core.scheduler.counters
     run.num_steps, run.num_preemptions = counters.num_steps, counters.num_preemptions
+    run.num_spared_block_steps = counters.num_spared_block_steps
+    run.num_unshared_block_steps = counters.num_block_steps + counters.num_spared_block_steps
     run.num_hit_tokens, run.num_queried_tokens = counters.num_hit_tokens, counters.num_queried_tokens
     return run
 
@@ -195,6 +205,7 @@ class _Door:
         self.memory = memory
         self.in_batches = in_batches
         self.num_samples = num_samples
+        self.now = 0.0
         self._coming = deque(enumerate(zip(arrivals, prompts_of(arrivals), strict=True)))
         self._arrivals = arrivals
         self._silent: set[int] = set()  # first sequences of requests that have no token yet
@@ -207,6 +218,11 @@ class _Door:
         return bool(self._coming)
 
     @property
+    def somebody_waits(self) -> bool:
+        """Whether the last to arrive is not running yet, for want of room."""
+        return bool(self.core.scheduler.waiting) or (self.is_open and self.next_at_s <= self.now)
+
+    @property
     def next_at_s(self) -> float:
         return self._coming[0][1][0].at_s
 
@@ -215,6 +231,7 @@ class _Door:
 
         A batch is only as large as the engine can run at once, to the end of each of its requests.
         """
+        self.now = now
         if self.in_batches and self.core.has_work:
             return
         config, seats, blocks = self.core.config, 0, 0

@@ -13,7 +13,9 @@ from optimized.cli.printing import JsonOption, print_json, with_bar, with_status
 
 @plain_errors
 def plan(
-    preset: Annotated[str | None, typer.Option(help="workshop: Llama 3 8B on one H100, contiguous or paged.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="workshop, paper or baselines: known set-ups with known numbers.")
+    ] = None,
     model: Annotated[str, typer.Option(help="A model by name, or a config.json.")] = "llama-3-8b",
     gpu: Annotated[str, typer.Option(help="The card.")] = "h100",
     tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1,
@@ -39,7 +41,10 @@ def plan(
     prefix_share: Annotated[float, typer.Option(help="The part of the requests that have them.")] = 1.0,
     n: Annotated[int, typer.Option("--n", help="Answers to each prompt.")] = 1,
     swap_space: Annotated[float, typer.Option(help="GiB of host memory for preempted requests.")] = 0.0,
-    slo: Annotated[str | None, typer.Option(help="ttft=SECONDS,tpot=SECONDS for 99 of 100 requests.")] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="ttft=SECONDS,tpot=SECONDS for 99 of 100 requests, normalized=SECONDS on average."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Draws of the traffic.")] = 3,
     compute_efficiency: Annotated[float, typer.Option(help="The part of the card's operations that is reached.")] = 0.6,
     bandwidth_efficiency: Annotated[float, typer.Option(help="The part of its bandwidth that is reached.")] = 0.8,
@@ -47,7 +52,7 @@ def plan(
     sweep: Annotated[
         str | None, typer.Option(help="Ask for several values of an option: rate=1:40, block_size=8:64:8, gpu=l4,h100.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a sweep or a preset: FILE.svg or FILE.html.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a sweep or a preset into FILE.svg or FILE.html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say how many requests fit on a card, how long they wait, and where its cache goes."""
@@ -114,16 +119,26 @@ def _draw(path: Path, charts: Any, title: str) -> None:
 
 
 def _preset(name: str, seeds: int, plot: Path | None, as_json: bool) -> None:
-    from optimized.workshop import NUM_SEEDS, charts, workshop
+    from optimized import paper, workshop
     from spec.vocabulary import InvalidConfig
 
     if not 1 <= seeds <= 1000:
         raise InvalidConfig("seeds", seeds, "from 1 to 1000")
-    if name != "workshop":
-        raise InvalidConfig("preset", name, "workshop")
-    answer = with_status("Simulating", lambda say: workshop(max(seeds, NUM_SEEDS), progress=say))
+    works: dict[str, tuple[Any, Any, str]] = {
+        "workshop": (
+            lambda say: workshop.workshop(max(seeds, workshop.NUM_SEEDS), progress=say),
+            workshop.charts,
+            "Running out of cache: Llama 3 8B on one H100",
+        ),
+        "paper": (paper.paper, paper.charts, "Kwon et al. 2023 beside this engine: OPT-13B on one A100 of 40 GB"),
+        "baselines": (paper.baselines, paper.baseline_charts, "Two ideas apart and together: OPT-13B on one A100"),
+    }
+    if name not in works:
+        raise InvalidConfig("preset", name, f"one of {', '.join(works)}")
+    work, charts, title = works[name]
+    answer = with_status("Simulating", work)
     if plot is not None:
-        _draw(plot, charts(answer), "Running out of cache: Llama 3 8B on one H100")
+        _draw(plot, charts(answer), title)
     print_json(answer) if as_json else _show(answer)
 
 
@@ -148,6 +163,9 @@ def _show(facts: dict[str, object], indent: int = 0) -> None:
             typer.echo(
                 f"{label:<38} {_number(value['median'])}   ({_number(value['low'])} to {_number(value['high'])})"
             )
+        elif isinstance(value, dict) and "distance" in value:
+            beside = f"{label:<38} {_number(value['ours'])}   (published {_number(value['published'])}"
+            typer.echo(f"{beside}, distance {value['distance']:+.1%})")
         elif isinstance(value, dict):
             typer.echo(label)
             _show(value, indent + 2)

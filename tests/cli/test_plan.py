@@ -57,7 +57,7 @@ def test_a_sweep_of_names_is_a_page_that_asks_nobody(run: Run, tmp_path: Path) -
         (("--output-len", "0"), "output_len is '0', it must be a number of tokens"),
         (("--allocation", "heap"), "allocation is 'heap', it must be one of paged"),
         (("--batching", "some"), "batching is 'some', it must be continuous or static"),
-        (("--preset", "paper2"), "preset is 'paper2'"),
+        (("--preset", "paper2"), "preset is 'paper2', it must be one of workshop, paper, baselines"),
         (("--sweep", "speed=1:3"), "sweep is 'speed=1:3', it must be NAME=FIRST:LAST"),
         (("--sweep", "rate=3:1"), "sweep is 'rate=3:1', it must be FIRST:LAST"),
         (("--sweep", "rate=1:1e9"), "sweep is 'rate=1:1e9', it must be FIRST:LAST"),

@@ -1,0 +1,208 @@
+"""What follows from bookkeeping alone in Kwon et al. 2023: the published numbers, this engine's, and the distance.
+
+OPT-13B on one A100 of 40 GB, with the paper's room for K and V. The paper replays lengths of ShareGPT and Alpaca; here
+they are synthesized: exponential with the means that its figure 11 gives, cut at 2,048 tokens. Its own engine took longer
+for a pass than the roofline does, so where a number depends on time (figure 13) fewer requests run at once here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from optimized.cards import CARDS
+from optimized.chart import Bars, Curve, Curves
+from optimized.contiguous import Allocation
+from optimized.planner import Deployment, Objective, largest_rate
+from optimized.pool import blocks_needed
+from optimized.simulated_device import ModelCost
+from optimized.workload import Lengths, PoissonTraffic
+
+LAYERS, HIDDEN, DTYPE_BYTES = 40, 5120, 2
+OPT_13B = ModelCost(
+    name="opt-13b",
+    weight_bytes=26e9,
+    kv_bytes_per_token=2 * LAYERS * HIDDEN * DTYPE_BYTES,
+    flops_per_token=2.0 * LAYERS * 12 * HIDDEN**2,
+    flops_per_sample=2.0 * 50_272 * HIDDEN,
+    flops_per_pair=4.0 * LAYERS * HIDDEN,
+    reduced_bytes_per_token=0.0,
+    activation_bytes_per_token=0.0,
+    max_model_len=2048,
+)
+"""26 GB of weights (figure 1); four matrices of attention and two of a layer four times as wide."""
+KV_BYTES = 12 * 2**30
+"""Table 1: 12 GB and 15.7 K slots of 800 KiB."""
+MEANS = {"ShareGPT": (161.31, 337.99), "Alpaca": (19.31, 58.45)}
+RATES = {"ShareGPT": 2.0, "Alpaca": 30.0}
+KINDS = {
+    "Orca (Max)": Allocation.CONTIGUOUS,
+    "Orca (Pow2)": Allocation.POW2,
+    "Orca (Oracle)": Allocation.ORACLE,
+    "paged": Allocation.PAGED,
+}
+SHARES_IN_USE = dict(zip(KINDS, (0.204, 0.268, 0.382, 0.963), strict=True))
+BATCHED = {
+    "ShareGPT": dict(zip(KINDS, (7.00, 9.81, 13.62, 30.42), strict=True)),
+    "Alpaca": dict(zip(KINDS, (7.00, 43.24, 72.75, 132.44), strict=True)),
+}
+SAVED_BY_SAMPLES = {2: 0.0609, 4: 0.0853, 6: 0.0979}
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+RATIOS = {
+    "continuous, Orca (Oracle)": (1.7, 2.7),
+    "continuous, Orca (Max)": (2.7, 8.0),
+    "static, Orca (Max)": (0.0, 22.0),
+}
+"""Figure 12, with ShareGPT: how many times the rate of each at the same latency, from and to; the last is FasterTransformer."""
+NORMALIZED_S = 0.1
+"""The latency for each token of the answer at which rates are compared. The paper compares curves; the value is ours."""
+Say = Callable[[str], None]
+
+
+def deployment(allocation: Allocation = Allocation.PAGED, block_size: int = 16, num_samples: int = 1) -> Deployment:
+    """The memory of the paper under one of its allocations."""
+    card = replace(CARDS["a100-40gb"], memory=OPT_13B.weight_bytes + KV_BYTES)
+    return Deployment(
+        OPT_13B,
+        card,
+        gpu_memory_utilization=1.0,
+        block_size=block_size,
+        max_model_len=2048,
+        max_num_seqs=256,
+        max_num_batched_tokens=2560,
+        allocation=allocation,
+        num_samples=num_samples,
+    )
+
+
+def traffic(name: str, rate: float | None = None, duration_s: float = 300.0) -> PoissonTraffic:
+    """Requests with the means of a data set; at the rate of figure 13, if no other is asked for."""
+    prompt, output = (Lengths("exponential", mean) for mean in MEANS[name])
+    return PoissonTraffic(RATES[name] if rate is None else rate, duration_s, prompt, output, 2048)
+
+
+def paper(progress: Say = lambda _: None) -> dict[str, Any]:
+    """All of it, as facts."""
+    return {
+        "model": OPT_13B.name,
+        "slots": deployment().num_slots,
+        "lengths": "exponential with the published means, cut at 2,048 tokens",
+        "figure_2_share_of_the_cache_in_use": shares_in_use(progress),
+        "figure_13_mean_batched_requests": {name: batched(name, progress) for name in MEANS},
+        "figure_15_share_of_blocks_saved_by_parallel_samples": saved_by_samples(progress),
+        "figure_18_block_sizes": block_sizes(progress),
+    }
+
+
+def beside(published: float, ours: float) -> dict[str, float]:
+    """Both, and how far ours is from what was published."""
+    return {"published": published, "ours": ours, "distance": ours / published - 1.0}
+
+
+def shares_in_use(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
+    """The part of the cache that holds tokens while somebody waits, with lengths like ShareGPT's."""
+    shares = {}
+    for name, kind in KINDS.items():
+        progress(f"figure 2, {name}")
+        here = deployment(kind)
+        run = here.run(here.crowd(traffic("ShareGPT")), counted=lambda _, waits: waits)
+        shares[name] = beside(SHARES_IN_USE[name], run.shares["tokens"])
+    return shares
+
+
+def batched(trace: str, progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
+    """How many requests run at once on average while they come, at the rate of figure 13; and while somebody waits, which
+    does not depend on how long a pass takes."""
+    load = traffic(trace, duration_s=600.0 / RATES[trace])
+    means = {}
+    for name, kind in KINDS.items():
+        progress(f"figure 13, {trace}, {name}")
+        here = deployment(kind)
+        run = here.run(load.arrivals(0), counted=lambda now, _: now <= load.duration_s)
+        full = here.run(here.crowd(load), counted=lambda _, waits: waits)
+        means[name] = beside(BATCHED[trace][name], run.mean_running) | {"while_somebody_waits": full.mean_running}
+    return means
+
+
+def saved_by_samples(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
+    """Blocks that several samples of one prompt share, as a part of those that there would be without sharing; lengths
+    like Alpaca's, at a rate at which nobody is preempted. Nothing is said of beams (37.56, 53.13 and 55.16 % for 2, 4 and 6):
+    which of them live on depends on probabilities, which a simulated card has not."""
+    saved = {}
+    for number, published in SAVED_BY_SAMPLES.items():
+        progress(f"figure 15, {number} samples")
+        here = deployment(num_samples=number)
+        run = here.run(traffic("Alpaca", 10.0, 60.0).arrivals(0))
+        saved[f"n={number}"] = beside(published, run.num_spared_block_steps / run.num_unshared_block_steps)
+    return saved
+
+
+def block_sizes(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
+    """What the ends of last blocks waste, and how long a block table is, by block size. What a kernel loses by small
+    blocks is not bookkeeping: the paper found 16 to 128 best for ShareGPT and 16 to 32 for Alpaca."""
+    facts: dict[str, dict[str, float]] = {}
+    for size in BLOCK_SIZES:
+        facts[f"{size}"] = {}
+        for name, (prompt, output) in MEANS.items():
+            progress(f"figure 18, blocks of {size}, {name}")
+            here = deployment(block_size=size)
+            run = here.run(here.crowd(traffic(name)), counted=lambda _, waits: waits)
+            facts[f"{size}"][f"{name}_wasted"] = 1.0 - run.share_of_reserved
+            facts[f"{size}"][f"{name}_table_entries"] = blocks_needed(round(prompt + output), size)
+    return facts
+
+
+def baselines(progress: Say = lambda _: None) -> dict[str, Any]:
+    """Static and continuous batching, each with every allocation: what fits, what is done, and the largest rate at which a
+    token of an answer takes ``NORMALIZED_S`` on average."""
+    load, objective = traffic("ShareGPT", duration_s=120.0), Objective(normalized_s=NORMALIZED_S)
+    rates, facts = {}, {}
+    for in_batches in (True, False):
+        for name, kind in KINDS.items():
+            label = f"{'static' if in_batches else 'continuous'}, {name}"
+            progress(label)
+            here = replace(deployment(kind), in_batches=in_batches)
+            rates[label] = largest_rate(here, load, objective)
+            facts[label] = {
+                "requests_that_fit": here.requests_that_fit(*MEANS["ShareGPT"]),
+                "requests_per_s": here.saturation_rate(load),
+                "largest_rate": rates[label],
+            }
+    best = rates["continuous, paged"]
+    ratios = {f"over {name}": best / rate for name, rate in rates.items() if rate and rate != best}
+    return {
+        "normalized_latency_s": NORMALIZED_S,
+        **facts,
+        "ratio_of_the_largest_rates": ratios,
+        "published_ratios": {f"over {name}": f"{low:g} to {high:g}" for name, (low, high) in RATIOS.items()},
+    }
+
+
+def charts(facts: dict[str, Any]) -> list[Bars | Curves]:
+    """Figure 2 and the waste by block size, as pictures."""
+    shares = facts["figure_2_share_of_the_cache_in_use"]
+    bars = [(f"{name}, {who}", 100.0 * each[who]) for name, each in shares.items() for who in ("published", "ours")]
+    sizes = facts["figure_18_block_sizes"]
+    curves = []
+    for name in MEANS:
+        points = [(float(size), 100.0 * each[f"{name}_wasted"]) for size, each in sizes.items()]
+        curves.append(Curve(name, tuple((size, wasted, wasted, wasted) for size, wasted in points)))
+    return [
+        Bars("Percent of the cache that holds tokens", tuple(bars)),
+        Curves("Wasted at the end of last blocks", "tokens per block", "percent of what is set aside", tuple(curves)),
+    ]
+
+
+def baseline_charts(facts: dict[str, Any]) -> list[Bars | Curves]:
+    """What each pair of batching and allocation does."""
+    rows = {name: each for name, each in facts.items() if isinstance(each, dict) and "largest_rate" in each}
+    fields = {
+        "requests_that_fit": "Requests that fit at once",
+        "requests_per_s": "Requests finished a second, when more always wait",
+        "largest_rate": "Largest rate at which a token of an answer takes 0.1 s on average",
+    }
+    return [
+        Bars(caption, tuple((name, float(each[field])) for name, each in rows.items()))
+        for field, caption in fields.items()
+    ]

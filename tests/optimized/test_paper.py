@@ -1,0 +1,74 @@
+"""The paper's numbers that need no GPU: what is exact is exact, and what was simulated lies where it was published."""
+
+import pytest
+
+from optimized.chart import describe
+from optimized.contiguous import Allocation
+from optimized.paper import (
+    KINDS,
+    MEANS,
+    OPT_13B,
+    baseline_charts,
+    beside,
+    charts,
+    deployment,
+    saved_by_samples,
+    shares_in_use,
+)
+from optimized.simulated_device import SimulatedDevice
+from optimized.simulation import simulate
+from optimized.workload import Arrival
+from spec.vocabulary import Config
+
+
+def test_table_1_and_the_seven_requests_of_figure_13() -> None:
+    assert OPT_13B.kv_bytes_per_token == 819_200
+    assert deployment().num_slots == 15_728
+    assert deployment(Allocation.CONTIGUOUS).requests_that_fit(*MEANS["ShareGPT"]) == 7
+
+
+def test_a_distance_is_a_part_of_what_was_published() -> None:
+    assert beside(4.0, 3.0) == {"published": 4.0, "ours": 3.0, "distance": -0.25}
+
+
+def test_only_the_moments_that_count_are_in_the_means() -> None:
+    """Two requests one after the other, for want of a seat; while the second waits, one runs."""
+    here = deployment()
+    arrivals = [Arrival(0.0, 16, 10), Arrival(0.0, 160, 5)]
+    config = Config(num_blocks=16, block_size=16, max_num_seqs=1, max_model_len=2048)
+    crowded, everything = (
+        simulate(arrivals, config, SimulatedDevice(OPT_13B, here.rates, 16), counted=counted)
+        for counted in (lambda _, waits: waits, lambda _, waits: True)
+    )
+    assert crowded.counted_s < everything.counted_s == pytest.approx(everything.busy_s)
+    assert crowded.shares["tokens"] < everything.shares["tokens"]
+
+
+def test_the_pictures_say_their_numbers() -> None:
+    facts = {
+        "figure_2_share_of_the_cache_in_use": {name: beside(0.5, 0.25) for name in KINDS},
+        "figure_18_block_sizes": {"16": {"ShareGPT_wasted": 0.04, "Alpaca_wasted": 0.2}},
+    }
+    bars, curves = charts(facts)
+    assert "paged, published 50, paged, ours 25." in describe(bars)
+    assert "ShareGPT: 4 at 16. Alpaca: 20 at 16." in describe(curves)
+    row = {"requests_that_fit": 7, "requests_per_s": 1.0, "largest_rate": 0.5}
+    assert [describe(each).rpartition(": ")[2] for each in baseline_charts({"static": row, "other": 3})] == [
+        "static 7.",
+        "static 1.",
+        "static 0.5.",
+    ]
+
+
+@pytest.mark.slow
+def test_figure_2_comes_out_of_the_allocations() -> None:
+    shares = [each["ours"] for each in shares_in_use().values()]
+    assert shares == sorted(shares)
+    assert 0.2 < shares[0] < 0.3
+    assert 0.95 < shares[-1] < 0.98
+
+
+@pytest.mark.slow
+def test_figure_15_more_samples_save_more() -> None:
+    saved = [each["ours"] for each in saved_by_samples().values()]
+    assert 0.06 < saved[0] < saved[1] < saved[2] < 0.15
