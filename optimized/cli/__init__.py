@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from optimized.cli import bench, specification, traces
+from optimized.cli.chat import chat
 from optimized.cli.generate import generate
 from optimized.cli.guard import BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
 from optimized.cli.machine import doctor, kernels
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(chat)
 app.command()(plan)
 app.command()(serve)
 app.command()(doctor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,6 +38,41 @@ def scheduler(
     if prefix:
         facts |= bench_lookup()
         facts |= bench_memory(num_blocks)
+    _show(facts, as_json)
+
+
+@app.command()
+@plain_errors
+def offline(
+    workload: Annotated[Path, typer.Argument(help="A line of JSON for each request.")],
+    model: Annotated[
+        str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="The type of the numbers.")] = "auto",
+    max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
+    prefix_caching: Annotated[
+        bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Find blocks by what is in them.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """A whole engine on a workload: greedy, end tokens ignored, every request from its arrival on."""
+    from optimized.bench_offline import bench_offline, read_tasks
+    from optimized.llm import LLM
+
+    tasks = read_tasks(workload)
+    llm = LLM(
+        model,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=prefix_caching,
+    )
+    facts = with_status("Serving", lambda say: bench_offline(llm, tasks, say))
+    _show(facts, as_json)
+
+
+def _show(facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from optimized.cli import app
 from optimized.cli.screen import Screen, one_line, printable
 from optimized.cli.traces import CLEAR, replay
 from optimized.doctor import BASE, EXTRAS
@@ -19,7 +21,7 @@ from spec.trace import Trace, dumps, load
 from spec.vocabulary import Allocate, Config, Start
 from tests.cli.conftest import ROOT, Process, Run
 
-NOT_BUILT = ("chat", "simulate")
+NOT_BUILT = ("simulate",)
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def log(tmp_path: Path) -> Path:
 
 def test_help_names_what_is_built_and_nothing_else(run: Run) -> None:
     shown = run("--help").stdout
-    for command in ("generate", "serve", "plan", "bench", "doctor", "kernels", "spec", "trace"):
+    for command in ("generate", "chat", "serve", "plan", "bench", "doctor", "kernels", "spec", "trace"):
         assert command in shown
     for command in NOT_BUILT:
         assert f" {command} " not in shown
@@ -297,3 +299,22 @@ def test_bench_scheduler_answers_in_json_and_refuses_a_pool_that_is_too_small(ru
     assert facts["engine"] == "kvproof-scheduler"
     result = run("bench", "scheduler", "--num-blocks", "1")
     assert (result.exit_code, result.stderr) == (2, "num_blocks is 1, it must be from 512 to 100000000\n")
+
+
+def test_a_chat_remembers_what_was_said(tiny_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVPROOF_HOME", str(tmp_path))
+    asked = ["chat", str(tiny_path), "--max-tokens", "2", "--temperature", "0", "--blocks"]
+    result = CliRunner().invoke(app, asked, input="a\nb\n")
+    assert result.exit_code == 0
+    said = [line for line in result.stderr.splitlines() if "found in the cache" in line]
+    assert len(said) == 2
+    assert said[0].startswith("[0 tokens")
+    nothing = CliRunner().invoke(app, ["chat", str(tiny_path)], input="\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+
+
+def test_a_workload_is_served_and_counted(run: Run, tiny_path: Path, tmp_path: Path) -> None:
+    load = tmp_path / "load.jsonl"
+    load.write_text('{"prompt_token_ids": [1, 2, 3], "max_tokens": 4}\n')
+    facts = json.loads(run("bench", "offline", load, "--model", tiny_path, "--json").stdout)
+    assert (facts["tokens_in"], facts["tokens_out"]) == (3, 4)
