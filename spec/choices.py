@@ -21,12 +21,21 @@ class EvictionOrder(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the states of an engine carry, so that it is judged as it has chosen. The first ``num_reserved_blocks`` block
-    ids are its own (padding, a null block): no sequence ever gets one."""
+    """What the states of an engine carry, so that it is judged as it has chosen.
+
+    The first ``num_reserved_blocks`` block ids are its own (padding, a null block): no sequence ever gets one. With
+    ``publishes_equal_blocks`` a block is published also when the prefix cache names another one with the same key: tables
+    are append-only, and neither block is given up. With ``resets_idle_only`` the prefix cache is emptied only while no
+    block at all is in use. With ``runs_in_admission_order`` priorities decide who is admitted and who is preempted, and
+    those who run stand in the order in which they were admitted.
+    """
 
     publication: Publication = Publication.AFTER_COMPUTE
     eviction_order: EvictionOrder = EvictionOrder.ANY
     num_reserved_blocks: int = 0
+    publishes_equal_blocks: bool = False
+    resets_idle_only: bool = False
+    runs_in_admission_order: bool = False
 
 
 USUAL_CHOICES = Choices()

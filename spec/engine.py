@@ -1,7 +1,7 @@
 """What an implementation offers to be judged: the two protocols, its profile, and the three ways to say no."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -116,11 +116,7 @@ class Profile(Choices):
     @property
     def choices(self) -> Choices:
         """What the states of somebody who follows the engine carry."""
-        return Choices(
-            publication=self.publication,
-            eviction_order=self.eviction_order,
-            num_reserved_blocks=self.num_reserved_blocks,
-        )
+        return Choices(**{each.name: getattr(self, each.name) for each in fields(Choices)})
 
     def can(self, *capabilities: Capability) -> bool:
         return self.capabilities.issuperset(capabilities)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from spec.canonical import Key, canonical
-from spec.choices import EvictionOrder
 from spec.engine import Admission, InvalidRequest, Pool, PoolFactory
 from spec.explore import StepJudge
 from spec.model_pool import Answer, ModelPool
@@ -183,7 +182,7 @@ def call(move: Move, pool: Pool, state: State, judge: StepJudge) -> State | None
             raise Differs("a refused call changed something", "API-1")
         return None
     after = _follow(state, answer, shown, judge)
-    if pool.profile.eviction_order is EvictionOrder.LRU and canonical(after) != canonical(model.state):
+    if pool.profile.choices == ModelPool.profile.choices and canonical(after) != canonical(model.state):
         judge_state(after)
         raise Differs(f"the events are allowed, and are not those of the specification: {answer!r}, not {expected!r}")
     return after

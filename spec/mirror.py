@@ -168,7 +168,14 @@ class Mirror:
             del self.free[block]
             self.ref_count[block] += 1
             if block in self.cached:
-                del self.block_of[self.cached.pop(block)]
+                self.uncache(block)
+
+    def uncache(self, block: BlockId) -> None:
+        """The cache forgets the block. An equal one, if the engine keeps such, is found from now on."""
+        node = self.cached.pop(block)
+        del self.block_of[node]
+        if self.choices.publishes_equal_blocks:
+            self.block_of.update((node, equal) for equal, other in self.cached.items() if other == node)
 
     def evicts(self, blocks: Sequence[BlockId]) -> bool:
         """Whether the cached ones among these blocks are those that have been free longest, if that was declared."""

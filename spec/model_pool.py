@@ -4,7 +4,7 @@ from spec.allocator import blocks_needed
 from spec.block_table import room, slots_of
 from spec.choices import EvictionOrder
 from spec.engine import Admission, Capability, Profile
-from spec.prefix_cache import find, key_of, longest_hit
+from spec.prefix_cache import find, key_of, longest_hit, may_reset
 from spec.replay import step
 from spec.sharing import blocks_lacking, growth, must_copy
 from spec.vocabulary import (
@@ -126,8 +126,7 @@ class ModelPool:
         return self._answer()
 
     def reset(self) -> Answer:
-        s = self.state
-        return Admission.LATER if any(s.ref_count[block] for block in s.cached) else self._only(Reset())
+        return self._only(Reset()) if may_reset(self.state) else Admission.LATER
 
     def rollback(self, seq: SeqId, num_tokens: int) -> tuple[Event, ...]:
         return self._only(Rollback(seq, num_tokens))

@@ -142,7 +142,7 @@ class Monitor(Mirror):
         return True
 
     def _admit(self, request_id: RequestId) -> bool:
-        if self.waiting[:1] != [request_id]:
+        if self.waiting[:1] != [request_id] or self.choices.runs_in_admission_order:
             return False
         seqs = self.seqs_of[request_id]
         if self.num_running + len(seqs) > self.config.max_num_seqs:
@@ -157,6 +157,8 @@ class Monitor(Mirror):
 
     def _preempt(self, request_id: RequestId) -> bool:
         if self.running[-1:] != [request_id] or self.overlaps() or self.config.admission_rule is AdmissionRule.NO_EVICT:
+            return False
+        if self.choices.runs_in_admission_order:
             return False
         for seq in self.seqs_of[request_id]:
             self.give_back(reversed(self.tables.pop(seq, ())))
@@ -449,7 +451,7 @@ class Monitor(Mirror):
     def _evict(self, block: BlockId) -> bool:
         if block not in self.cached or self.ref_count[block]:
             return False
-        del self.block_of[self.cached.pop(block)]
+        self.uncache(block)
         return True
 
     def _refuse(self, call: Event) -> bool:

@@ -143,7 +143,7 @@ def the_newest_is_preempted(before: State, event: Preempt, after: State) -> bool
 
     So the first request is never a victim of a later one, and it always ends.
     """
-    return bool(before.running) and event.request_id == before.running[-1]
+    return event.request_id == max(before.running, key=lambda i: service_order(before, i))
 
 
 @state_rule("PREEMPT-2", corpus="S4 R4")

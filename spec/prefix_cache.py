@@ -24,6 +24,7 @@ from spec.vocabulary import (
     State,
     Submit,
     SwapIn,
+    all_blocks,
     replace,
 )
 
@@ -103,6 +104,12 @@ def eviction_queue(s: State) -> list[BlockId]:
     return [block for block in s.free if block in s.cached]
 
 
+def may_reset(s: State) -> bool:
+    """Whether the cache may be emptied now: no block of it is in use, or none at all."""
+    blocks = all_blocks(s) if s.choices.resets_idle_only else s.cached
+    return all(s.ref_count[b] == 0 for b in blocks)
+
+
 def is_written(s: State, block: BlockId) -> bool:
     """Whether every slot of the block holds something."""
     size = s.config.block_size
@@ -165,8 +172,9 @@ def the_cache_changes_by_events_only(before: State, event: Observe, after: State
 
 @step_rule("CACHE-8", corpus="P3")
 def a_key_names_one_block(before: State, event: Publish, after: State) -> bool:
-    """A block is published under a key that no other block has."""
-    return key_of(before, event.seq, event.index) not in before.cached.values()
+    """A block is published under a key that no other block has, unless the engine declares that it keeps equal ones."""
+    is_new = key_of(before, event.seq, event.index) not in before.cached.values()
+    return is_new or before.choices.publishes_equal_blocks
 
 
 @step_rule("CACHE-9", corpus="P7")
@@ -197,8 +205,8 @@ def what_is_cached_is_hit(before: State, event: Allocate, after: State) -> bool:
 
 @step_rule("CACHE-13", corpus="A11")
 def a_reset_is_refused_only_in_use(before: State, event: Refuse, after: State) -> bool:
-    """Emptying the cache is turned down only while a cached block is in use."""
-    return not isinstance(event.call, Reset) or any(before.ref_count[b] > 0 for b in before.cached)
+    """Emptying the cache is turned down only while a cached block is in use, or any block, if the engine says so."""
+    return not isinstance(event.call, Reset) or not may_reset(before)
 
 
 @step_rule("CACHE-14", corpus="P4")

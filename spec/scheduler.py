@@ -3,7 +3,7 @@
 from spec.allocator import blocks_needed, give_back
 from spec.block_table import room
 from spec.engine import Admission
-from spec.prefix_cache import key_of, longest_hit
+from spec.prefix_cache import find, key_of, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
 from spec.vocabulary import (
@@ -121,8 +121,8 @@ def num_hits_in_use(s: State, seq_id: SeqId) -> int:
     can not count on them: they may be gone before the sequence is scheduled."""
     if not s.config.prefix_cache or seq_id in s.host_tables or s.config.admission_rule is AdmissionRule.NO_EVICT:
         return 0
-    keys = {key_of(s, seq_id, index) for index in range(longest_hit(s, seq_id))}
-    return sum(1 for block, key in s.cached.items() if key in keys and s.ref_count[block] > 0)
+    found = (find(s, key_of(s, seq_id, index)) for index in range(longest_hit(s, seq_id)))
+    return sum(1 for block in found if block is not None and s.ref_count[block] > 0)
 
 
 def admission(s: State, request_id: RequestId, budget: int) -> Admission:
@@ -164,8 +164,10 @@ def add(s: State, event: Add) -> State:
 
 
 def admit(s: State, event: Admit) -> State:
-    """The request runs, in its place in the order of service."""
-    running = sorted((*s.running, event.request_id), key=lambda i: service_order(s, i))
+    """The request runs, in its place in the order of service, or behind all others if the engine says so."""
+    running = [*s.running, event.request_id]
+    if not s.choices.runs_in_admission_order:
+        running.sort(key=lambda i: service_order(s, i))
     tables = {i: s.block_tables.get(i, ()) for i in seqs_of(s, event.request_id) if i not in s.host_tables}
     return replace(
         s,
@@ -226,9 +228,11 @@ def nobody_overtakes(s: State) -> bool:
     """The running requests and then the waiting ones stand in the order of service.
 
     With priorities a newcomer may be more urgent than somebody who runs: then each of the two lines is in order.
-    Nobody overtakes the head of the queue, and a preempted request comes back before everybody who arrived later.
+    Nobody overtakes the head of the queue, and a preempted request comes back before everybody who arrived later. An
+    engine may declare that with priorities those who run stand in the order in which they were admitted.
     """
-    lines = [s.running, s.waiting] if s.config.policy is Policy.PRIORITY else [s.running + s.waiting]
+    running = () if s.choices.runs_in_admission_order else s.running
+    lines = [running, s.waiting] if s.config.policy is Policy.PRIORITY else [s.running + s.waiting]
     return all(list(line) == sorted(line, key=lambda i: service_order(s, i)) for line in lines)
 
 

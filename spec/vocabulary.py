@@ -179,9 +179,9 @@ class State:
     so that a rule can compare them.
 
     ``free`` is in the order in which blocks will be taken, if the implementation has one. ``requests`` is in the order
-    of arrival. ``cells`` and ``host_cells`` say, for each slot, the prefix whose K and V it holds, ``drawn`` the tokens
-    that were drawn and not appended yet, and ``choices`` what the engine's profile says: an engine leaves them out, and
-    whoever follows it fills them in.
+    of arrival. Of equal blocks in ``cached`` the first is the one that a look-up finds. ``cells`` and ``host_cells``
+    say, for each slot, the prefix whose K and V it holds, ``drawn`` the tokens that were drawn and not appended yet, and
+    ``choices`` what the engine's profile says: an engine leaves them out, and whoever follows it fills them in.
     """
 
     config: Config

@@ -116,7 +116,8 @@ def allowance(path: Path) -> Allowance:
         case ("spec", "proofs", *_):
             return Allowance(("spec",), frozenset({"z3", "cvc5"}))
         case ("spec", "conformance", "adapters", *_):
-            return Allowance(("spec", *PACKAGES), frozenset({"pytest", "hypothesis", "numpy"}))
+            adapted = path.stem.partition("_")[0]  # a file is called after the engine that it adapts
+            return Allowance(("spec", *PACKAGES), frozenset({"pytest", "hypothesis", "numpy", adapted}))
         case ("spec", "conformance", *_):
             return Allowance(("spec",), frozenset({"pytest", "hypothesis", "numpy"}))
         case ("spec", *_):

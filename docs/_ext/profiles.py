@@ -38,9 +38,16 @@ class Profiles(Words):
             ("which free block goes first", *(words(profile.eviction_order.value) for profile in found)),
             ("what admission can ask room for", *(admission(profile) for profile in found)),
             ("blocks that it keeps for itself", *(str(profile.num_reserved_blocks) for profile in found)),
+            ("caches equal blocks", *(yes(profile.publishes_equal_blocks) for profile in found)),
+            ("empties its cache only when idle", *(yes(profile.resets_idle_only) for profile in found)),
+            ("runs in the order of admission, also by priority", *(yes(p.runs_in_admission_order) for p in found)),
         ]
         head = ("", *(profile.name for profile in found))
         return table(head, rows, (28, *(72 // len(found) for _ in found)))
+
+
+def yes(choice: bool) -> str:
+    return "yes" if choice else "no"
 
 
 def words(value: str) -> str:

@@ -7,6 +7,8 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -204,10 +206,8 @@ def profile_as_json(profile: Profile | None) -> dict[str, object] | None:
     return {
         "name": profile.name,
         "capabilities": sorted(capability.value for capability in profile.capabilities),
-        "publication": profile.publication.value,
-        "eviction_order": profile.eviction_order.value,
         "admission_rules": [rule.value for rule in profile.admission_rules],
-        "num_reserved_blocks": profile.num_reserved_blocks,
+        **{name: each.value if isinstance(each, Enum) else each for name, each in asdict(profile.choices).items()},
     }
 
 

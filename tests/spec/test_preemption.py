@@ -17,6 +17,7 @@ from spec.broken import (
     follow,
     stored,
 )
+from spec.choices import Choices
 from spec.vocabulary import (
     Abort,
     Add,
@@ -26,6 +27,7 @@ from spec.vocabulary import (
     Begin,
     Complete,
     Observe,
+    Policy,
     Preempt,
     Release,
     Slide,
@@ -87,6 +89,16 @@ def test_an_aborted_swapped_sequence_gives_its_host_blocks_back() -> None:
 def test_preempt_1_the_newest_goes_first() -> None:
     allows("PREEMPT-1", FULL, Preempt(1))
     bites("PREEMPT-1")
+
+
+def test_preempt_1_the_least_urgent_goes_first_wherever_it_stands() -> None:
+    """An engine may keep those who run in the order in which they were admitted; the victim is the same."""
+    own = Choices(runs_in_admission_order=True)
+    empty = initial_state(replace(EMPTY.config, policy=Policy.PRIORITY), own)
+    state = follow(empty, Add(ALICE), Admit(0), Add(replace(BOB, priority=-1)), Admit(1))
+    assert state.running == (0, 1)
+    allows("PREEMPT-1", state, Preempt(0))
+    forbids("PREEMPT-1", state, Preempt(1))
 
 
 def test_preempt_1_a_waiting_request_is_no_victim() -> None:

