@@ -22,6 +22,7 @@ extensions = [
     "proof_matrix",
     "kill_matrix",
     "profiles",
+    "capacity",
 ]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]

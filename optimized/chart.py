@@ -148,7 +148,7 @@ def _curves(chart: Curves, top: float) -> Iterator[str]:
     yield _text("quiet", LEFT + wide / 2, top + HEIGHT + 38, chart.x, "middle")
     for i, (x, name) in enumerate(chart.marks):
         yield f'<path class="kc-quiet-line kc-thin kc-dash" d="M{across(x):.1f} {top}v{HEIGHT}"/>'
-        right = across(x) < LEFT + wide / 3
+        right = across(x) < LEFT + (wide * 3 / 4 if i % 2 else wide / 3)
         anchor, gap = ("start", 4) if right else ("end", -4)
         yield _text("quiet", across(x) + gap, top + 14 + 16 * i, f"{name} {x:.1f}", anchor)
     ends = _apart([down(curve.points[-1][1]) for curve in chart.curves if curve.points])

@@ -1,13 +1,18 @@
 """The paper's numbers that need no GPU: what is exact is exact, and what was simulated lies where it was published."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from optimized import workshop
 from optimized.chart import describe
 from optimized.contiguous import Allocation
 from optimized.paper import (
     KINDS,
     MEANS,
     OPT_13B,
+    RATIOS,
     baseline_charts,
     beside,
     charts,
@@ -72,3 +77,18 @@ def test_figure_2_comes_out_of_the_allocations() -> None:
 def test_figure_15_more_samples_save_more() -> None:
     saved = [each["ours"] for each in saved_by_samples().values()]
     assert 0.06 < saved[0] < saved[1] < saved[2] < 0.15
+
+
+def test_what_the_book_recorded_comes_out_again() -> None:
+    """What is cheap to compute, exactly; the rest of the recording is as long as its commands."""
+    recorded = json.loads((Path(__file__).parents[2] / "docs/capacity.json").read_text())
+    assert recorded["paper"]["facts"]["slots"] == deployment().num_slots
+    for name, kind in workshop.NAMES.items():
+        facts, here = recorded["workshop"]["facts"][name], workshop.deployment(kind)
+        assert facts["requests_that_fit"] == here.requests_that_fit(workshop.PROMPT, workshop.OUTPUT)
+        on_paper = here.saturation_rate_on_paper(workshop.PROMPT, workshop.OUTPUT)
+        assert facts["saturation_rate_on_paper"] == pytest.approx(on_paper, rel=1e-4)
+    for name, kind in KINDS.items():
+        row = recorded["baselines"]["facts"][f"continuous, {name}"]
+        assert row["requests_that_fit"] == deployment(kind).requests_that_fit(*MEANS["ShareGPT"])
+    assert recorded["baselines"]["facts"]["published_ratios"] == {f"over {name}": text for name, text in RATIOS.items()}
