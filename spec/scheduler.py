@@ -321,7 +321,7 @@ def counters_change_by_events_only(before: State, event: Observe, after: State) 
 
 @step_rule("SCHED-16", corpus="C5 S9")
 def a_sequence_ends_when_it_must(before: State, event: Finish, after: State) -> bool:
-    """A sequence ends by a stop token or at its length, and is then at its end."""
+    """A sequence ends by a stop token, or without one at its length, and is then at its end."""
     seq = before.seqs[event.seq]
     request = before.requests[seq.request_id]
     stopped = seq.num_output_tokens > 0 and seq.tokens[-1] in request.stop_token_ids
