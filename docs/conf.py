@@ -23,6 +23,7 @@ extensions = [
     "kill_matrix",
     "profiles",
     "capacity",
+    "capacity_explorer",
 ]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]

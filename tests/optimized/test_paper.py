@@ -1,6 +1,7 @@
 """The paper's numbers that need no GPU: what is exact is exact, and what was simulated lies where it was published."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,14 @@ def test_what_the_book_recorded_comes_out_again() -> None:
         row = recorded["baselines"]["facts"][f"continuous, {name}"]
         assert row["requests_that_fit"] == deployment(kind).requests_that_fit(*MEANS["ShareGPT"])
     assert recorded["baselines"]["facts"]["published_ratios"] == {f"over {name}": text for name, text in RATIOS.items()}
+
+
+def test_every_position_of_the_sliders_was_recorded() -> None:
+    recorded = json.loads((Path(__file__).parents[2] / "docs/capacity_explorer.json").read_text())
+    lists = (recorded[name] for name in ("allocations", "prompts", "outputs"))
+    assert list(recorded["runs"]) == ["|".join(map(str, position)) for position in product(*lists)]
+    for each in recorded["runs"].values():
+        assert len(each["points"]) == len(recorded["rates"])
+        assert all(sum(point[2:]) == pytest.approx(1.0, abs=0.01) for point in each["points"])
+    fit = [recorded["runs"][f"{name}|1024|256"]["fit"] for name in ("contiguous", "blocks of 16")]
+    assert fit == [52, 333]
