@@ -96,7 +96,7 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
             found.num_operations += 1
             found.num_mistakes += 1
             try:
-                turn_down(move, pool)
+                turn_down(move, pool, place.state, judge)
             except Differs as difference:
                 found.fault = Fault(place.path, move, str(difference), difference.rule)
                 return found
@@ -153,8 +153,9 @@ def mistakes(s: State, scope: Scope) -> Iterator[Move]:
             yield Move("submit", NOBODY if running is None else running, number=step_id)
 
 
-def turn_down(move: Move, pool: Pool) -> None:
-    """The call is invalid, and changes nothing."""
+def turn_down(move: Move, pool: Pool, state: State, judge: StepJudge) -> None:
+    """The call is invalid, and changes nothing. If it was answered with events, the first rule that they break says why
+    not."""
     before = pool.snapshot()
     try:
         answer: object = move.call(pool)
@@ -164,6 +165,8 @@ def turn_down(move: Move, pool: Pool) -> None:
         return
     except Exception as error:  # noqa: BLE001  whatever a broken pool does
         raise Differs(f"an invalid call raised {error!r}") from None
+    if isinstance(answer, tuple):
+        judge_state(_follow(state, answer, pool.snapshot(), judge))
     raise Differs(f"an invalid call was answered with {answer!r}")
 
 

@@ -46,7 +46,7 @@ class JudgedPool:
         if makes_sense(self.state, move):
             raise ValueError(f"{move} is no mistake in this state")
         try:
-            turn_down(move, self.pool)
+            turn_down(move, self.pool, self.state, self._judge)
         except CallDiffers as difference:
             raise self._why(difference) from difference.__cause__
 
