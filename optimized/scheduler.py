@@ -278,7 +278,8 @@ class Scheduler(Roster):
         since the plan was made are left out. Steps end in the order in which they were scheduled.
         """
         step = self.flights.pop(plan.step_id)
-        holds = self.pool.retire(plan.step_id)
+        let_go = self.pool.retire(plan.step_id)[len(step.holds) :]
+        self.pool.drop_holds(let_go)  # CACHE-17: before what ends now, and the sources of copies after it
         if step.is_torn:
             kept = [i for i, seq in enumerate(step.scheduled) if seq.seq_id not in step.gone]
             step.scheduled, step.counts = [step.scheduled[i] for i in kept], [step.counts[i] for i in kept]
@@ -298,7 +299,7 @@ class Scheduler(Roster):
         if len(tokens) < len(sampled):
             self._branch(plan, sampled, outcome)
         self._append(outcome)
-        self.pool.drop_holds(holds)
+        self.pool.drop_holds(step.holds)
         if self._emit is not None:
             self._emit(Complete(step.step_id))
         return outcome

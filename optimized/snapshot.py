@@ -45,5 +45,11 @@ def _seq(seq: LiveSeq) -> Seq:
 def _flight(step: StepInFlight, submitted: SubmittedStep) -> Flight:
     scheduled = dict(zip(step.plan.seq_ids, step.counts, strict=True))
     blocks = frozenset(block for table in step.plan.block_tables for block in table)
-    holds = tuple(submitted.holds)
-    return Flight(scheduled, blocks | set(step.holds), holds, submitted=True, preempting=bool(step.preempted))
+    return Flight(
+        scheduled,
+        blocks | set(step.holds),
+        tuple(submitted.holds),
+        submitted=True,
+        preempting=bool(step.preempted),
+        num_copies=len(step.holds),
+    )

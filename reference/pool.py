@@ -190,13 +190,16 @@ class BlockPool:
         self, step_id: StepId, scheduled: Mapping[SeqId, int], holds: Iterable[BlockId], readers: Iterable[SeqId] = ()
     ) -> None:
         """From now on a step writes and reads the blocks of these sequences, and reads those of ``readers``."""
-        blocks = {block for seq_id in (*scheduled, *readers) for block in self.tables[seq_id]}
-        self.flights[step_id] = Flight(dict(scheduled), frozenset(blocks | set(holds)), tuple(holds), submitted=True)
+        blocks, sources = {block for seq_id in (*scheduled, *readers) for block in self.tables[seq_id]}, tuple(holds)
+        self.flights[step_id] = Flight(
+            dict(scheduled), frozenset(blocks | {*sources}), sources, submitted=True, num_copies=len(sources)
+        )
 
     def complete(self, step_id: StepId) -> None:
-        """The step is over, and gives back what it still held, in the order in which it got it."""
+        """The step is over, and gives back what it still held: what was let go meanwhile, then the sources of copies."""
         flight = self.flights.pop(step_id)
-        self.give_back(reversed(flight.holds))
+        sources, let_go = flight.holds[: flight.num_copies], flight.holds[flight.num_copies :]
+        self.give_back(reversed((*let_go, *sources)))
 
     # The prefix cache ---------------------------------------------------------------------------------------------
 

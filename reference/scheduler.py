@@ -268,9 +268,8 @@ class Scheduler:
     def commit(self, plan: Plan, tokens: Mapping[SeqId, Token]) -> StepReport:
         """The device has run the plan and drawn these tokens: count, publish, fork, append, finish.
 
-        What only this step still held is free at the end, after what its ended sequences give back.
+        What its ended sequences give back is free when the step is over, behind what was given back before (CACHE-17).
         """
-        flight = self.pool.flights.pop(plan.step_id)
         for each in plan.scheduled:
             seq = self.roster.seqs[each.seq]
             num_scheduled_tokens = seq.num_scheduled_tokens - len(each.tokens)
@@ -284,7 +283,7 @@ class Scheduler:
                 self._fork(sample.source, sample.seq)
         emitted = tuple(self._append(sample.seq, tokens[sample.seq]) for sample in plan.samples)
         finished = tuple(finish for sample in plan.samples for finish in self._finish(sample.seq))
-        self.pool.give_back(reversed(flight.holds))
+        self.pool.complete(plan.step_id)
         self.emit(Complete(plan.step_id))
         return StepReport(emitted=emitted, finished=finished)
 

@@ -5,37 +5,24 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from spec.answers import Admission as Admission  # noqa: PLC0414  engines have it from here
+from spec.answers import DeviceEvent as DeviceEvent  # noqa: PLC0414  and this
+from spec.answers import StepReport as StepReport  # noqa: PLC0414  and this too
 from spec.choices import Choices
 from spec.choices import EvictionOrder as EvictionOrder  # noqa: PLC0414  engines have it from here
 from spec.choices import Publication as Publication  # noqa: PLC0414  and this
 from spec.vocabulary import (
     AdmissionRule,
-    Append,
     Config,
-    Copy,
     Event,
-    Finish,
-    Preempt,
     Prefix,
-    Read,
     Request,
     RequestId,
     SeqId,
     State,
     StepId,
-    SwapIn,
-    SwapOut,
     Token,
-    Write,
 )
-
-
-class Admission(Enum):
-    """Is there room? Now, later (when others have given blocks back), or never (not even in an empty engine)."""
-
-    NOW = "now"
-    LATER = "later"
-    NEVER = "never"
 
 
 class InvalidRequest(ValueError):
@@ -120,35 +107,6 @@ class Profile(Choices):
 
     def can(self, *capabilities: Capability) -> bool:
         return self.capabilities.issuperset(capabilities)
-
-
-DeviceEvent: TypeAlias = Write | Read | Copy | SwapOut | SwapIn
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did. ``device`` is in the order in which the device did it."""
-
-    device: tuple[DeviceEvent, ...] = ()
-    emitted: tuple[Append, ...] = ()
-    preempted: tuple[Preempt, ...] = ()
-    finished: tuple[Finish, ...] = ()
-
-    @property
-    def writes(self) -> tuple[Write, ...]:
-        return tuple(event for event in self.device if isinstance(event, Write))
-
-    @property
-    def reads(self) -> tuple[Read, ...]:
-        return tuple(event for event in self.device if isinstance(event, Read))
-
-    @property
-    def copies(self) -> tuple[Copy, ...]:
-        return tuple(event for event in self.device if isinstance(event, Copy))
-
-    @property
-    def swaps(self) -> tuple[SwapOut | SwapIn, ...]:
-        return tuple(event for event in self.device if isinstance(event, SwapOut | SwapIn))
 
 
 TokenSource: TypeAlias = Callable[[SeqId, Prefix], Token]

@@ -218,7 +218,7 @@ class Monitor(Mirror):
                 return False
         del self.steps[step_id]
         self.find_open()
-        for block in (*live.holds[live.num_copies :], *live.holds[: live.num_copies][::-1]):
+        for block in (*live.holds[live.num_copies :], *live.holds[: live.num_copies]):
             self.num_holds[block] -= 1
             self.give_back((block,))
         self.forget_prefixes()

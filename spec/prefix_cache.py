@@ -243,6 +243,8 @@ def cached_blocks_queue_up(before: State, event: Observe, after: State) -> bool:
     """An engine that declares LRU has its free cached blocks in the order in which they became free, the end of a table
     before its beginning.
 
-    So the later blocks of a chain are evicted first: without the earlier ones nobody would find them.
+    So the later blocks of a chain are evicted first: without the earlier ones nobody would find them. When a step ends,
+    what was given up while it was in flight comes first; then what the windows leave, in the order of the step; then what
+    has ended, as reported; then the sources of its copies.
     """
     return not evicts_in_order(before) or eviction_queue(before) == eviction_queue(after)

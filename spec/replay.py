@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from spec import attention, block_table, preemption, prefix_cache, scheduler, sharing
+from spec.answers import StepReport
 from spec.choices import USUAL_CHOICES, Choices, Publication
-from spec.engine import StepReport
 from spec.interface import names_exist
 from spec.prefix_cache import find, key_of
 from spec.rules import check_rules
@@ -229,10 +229,10 @@ def events_of_end(
     # A victim may have taken such a block and given it back: its name is gone before another has it (CACHE-8).
     late: list[Event] = [e for e in _evictions(state, shown) if e.block in state.free]
     late += _publications(_follow(state, late), shown)
-    for seq, kept in state.seqs.items():
-        if seq in shown.seqs and shown.seqs[seq].num_dropped_blocks > kept.num_dropped_blocks:
-            late.append(Slide(seq, shown.seqs[seq].num_dropped_blocks - kept.num_dropped_blocks))
-    late += report.finished
+    late += [
+        *_slides(state, shown, [before.seqs[i].request_id for i in scheduled if i in before.seqs]),
+        *report.finished,
+    ]
     late += _evictions(_follow(state, late), shown)
     return [*events, *late, *(Complete(step_id) for step_id in sorted(before.flights)[:1])]
 
@@ -388,6 +388,18 @@ def _room(
     hits = tuple(table[index] for index in range(num_hits) if index in table)
     new = tuple(table[index] for index in sorted(table) if index >= first_new)
     return [*([Hit(seq, hits)] if hits else []), *copies, Allocate(seq, num_tokens, new)]
+
+
+def _slides(s: State, shown: State, served: Iterable[RequestId]) -> list[Slide]:
+    """What leaves the windows, in the order of the step; samples come behind the sequence that they are forked from,
+    which let go before. Nothing shows what somebody let go who has ended: what his window had passed."""
+    order, window, events = [*dict.fromkeys(served), *s.requests], s.config.window, list[Slide]()
+    for i, seq in sorted(s.seqs.items(), key=lambda item: order.index(item[1].request_id)):
+        passed = 0 if window is None else max(0, seq.num_computed_tokens - window + 1) // s.config.block_size
+        num_dropped_blocks = shown.seqs[i].num_dropped_blocks if i in shown.seqs else passed
+        if num_dropped_blocks > seq.num_dropped_blocks:
+            events.append(Slide(i, num_dropped_blocks - seq.num_dropped_blocks))
+    return events
 
 
 def _evictions(s: State, shown: State) -> list[Evict]:

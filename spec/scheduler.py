@@ -1,8 +1,8 @@
 """The scheduler: who runs, how many tokens a step computes, who is admitted, and who must wait."""
 
 from spec.allocator import blocks_needed, give_back
+from spec.answers import Admission
 from spec.block_table import room
-from spec.engine import Admission
 from spec.prefix_cache import find, key_of, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
@@ -196,11 +196,11 @@ def submit(s: State, event: Submit) -> State:
 
 
 def complete(s: State, event: Complete) -> State:
-    """The step's holds are given back: what sequences have let go, in that order, and then the sources of copies."""
+    """The step's holds are given back: what sequences have let go, and then the sources of copies, each in its order."""
     flights = dict(s.flights)
     flight = flights.pop(event.step_id)
     sources, let_go = flight.holds[: flight.num_copies], flight.holds[flight.num_copies :]
-    return give_back(give_back(replace(s, flights=flights), reversed(let_go)), sources)
+    return give_back(replace(s, flights=flights), reversed((*let_go, *sources)))
 
 
 @state_rule("SCHED-1", corpus="S1")

@@ -41,6 +41,15 @@ def _fault(name: str, file: str, old: str, new: str, rule: str, row: str, config
 
 OPTIMIZED_ZOO = [
     _fault(
+        "what was let go while a step was in flight is free the other way round",
+        _SCHEDULER,
+        "self.pool.drop_holds(let_go)",
+        "self.pool.drop_holds(let_go[::-1])",
+        "CACHE-17",
+        "B-105",
+        replace(_CACHED, num_blocks=8),
+    ),
+    _fault(
         "the fast path writes a block that somebody shares",
         _SCHEDULER,
         "if count == 1 and room % block_size and budget and ref_count[seq.table[-1]] == 1:",

@@ -60,6 +60,29 @@ def test_the_next_chunk_of_a_prompt_is_scheduled_while_the_one_before_is_in_flig
     assert len(engine.end_step(next_token).emitted) == 1
 
 
+class Idle(ReferenceEngine):
+    """Overlaps nothing: while a step is in flight it begins no other."""
+
+    def begin_step(self) -> StepReport:
+        return StepReport() if self.snapshot().flights else super().begin_step()
+
+
+def test_an_engine_that_never_begins_a_second_step_passes_over_whoever_could_be_served() -> None:
+    """What runs and lacks tokens (SCHED-13), or who waits and has room (SCHED-12). A token in flight is nobody's lack."""
+    engine = JudgedEngine(Idle(SMALL), SMALL)
+    engine.add(request(0, (1, 0), 3))
+    begin(engine)
+    begin(engine)
+    engine.add(request(1, (1, 0), 3, (1,)))
+    with pytest.raises(RuleViolation, match="SCHED-12"):
+        engine.begin_step()
+    engine = JudgedEngine(Idle(SMALL), SMALL)
+    engine.add(request(0, (1, 0, 1, 1, 0, 1), 2))
+    begin(engine)
+    with pytest.raises(RuleViolation, match="SCHED-13"):
+        engine.begin_step()
+
+
 def test_a_token_in_flight_is_not_scheduled_again() -> None:
     engine = judged(SMALL)
     engine.add(request(0, (1, 0), 3))

@@ -9,10 +9,10 @@ import optimized
 import reference
 from reference.pool import BlockPool
 from spec.choices import EvictionOrder
-from spec.engine import PoolFactory, Profile
+from spec.engine import Admission, PoolFactory, Profile
 from spec.lockstep import Lockstep, walk
 from spec.scope import CACHE, FLIGHTS, LENSES, PLAIN, ROLLBACK, SWAP, Scope, needs
-from spec.vocabulary import BlockId, Config
+from spec.vocabulary import Append, BlockId, Config, Event, Prefix, SeqId
 from tests.mutants.sabotage import Mutant, sabotaged
 
 THREE = Config(num_blocks=3, block_size=2)
@@ -130,6 +130,16 @@ def test_a_pool_that_says_lru_and_takes_the_newest_block_is_found() -> None:
 
     found = walk(SMALL["cache"], Liar)
     assert "the events are allowed, and are not those of the specification" in sentence_of(found)
+
+
+def test_a_pool_that_answers_a_mistake_is_told_which_rule_its_events_break() -> None:
+    class Obliging(reference.SequencePool):
+        def append(self, seq: SeqId, tokens: Prefix) -> Admission | tuple[Event, ...]:
+            return super().append(seq, tokens) if seq in self.seqs else (Append(seq, tokens),)
+
+    fault = walk(SMALL["fork"], Obliging).fault
+    assert fault is not None and fault.rule == "API-2"
+    assert fault.sentence.startswith("API-2 does not hold")
 
 
 # Teeth
@@ -285,8 +295,8 @@ TEETH = [
         1_344,
         "a free block that is hit counts as free",
         "optimized/pool.py",
-        "            self._unlink(block)\n            self.num_free -= 1\n        elif",
-        "            self._unlink(block)\n        elif",
+        "            self._unlink(block)\n            self.num_free -= 1\n            return\n",
+        "            self._unlink(block)\n            return\n",
     ),
 ]
 
