@@ -24,6 +24,7 @@ extensions = [
     "profiles",
     "capacity",
     "capacity_explorer",
+    "vllm_runs",
 ]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]

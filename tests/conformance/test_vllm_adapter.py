@@ -1,5 +1,7 @@
 """vLLM's adapter: what a worker makes of its messages, and, where vLLM is installed, whether it is still the one we know."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +10,10 @@ from spec.conformance.adapters import vllm, vllm_surface
 from spec.conformance.judge import JudgedEngine
 from spec.engine import InvalidField, InvalidRequest, PromptTooLong
 from spec.lockstep import walk
+from spec.rules import RULES
 from spec.scope import Scope
 from spec.vocabulary import Config, Finish, FinishReason, Prefix, Read, Request, SeqId, Token, Write, replace
+from tests.peers.vllm_findings import FINDINGS, Finding, tell
 
 NAMED = {"a": 7, "b": 8}
 
@@ -131,6 +135,18 @@ def test_a_difference_of_the_surface_is_named() -> None:
     assert vllm_surface.differences("json:dumps", ()) == ["json:dumps has to be given obj"]
 
 
+RECORDED = json.loads((Path(__file__).parents[2] / "docs" / "vllm_conformance.json").read_text(encoding="utf-8"))
+
+
+def test_what_was_recorded_is_of_a_version_that_the_adapter_knows_and_of_rules_that_exist() -> None:
+    assert RECORDED["vllm"] in vllm_surface.KNOWN_VERSIONS and RECORDED["drift"] == []
+    named = {rule_id for row in RECORDED["rows"] for rule_id in (*row["but"], *row["violations"])}
+    assert named <= RULES.keys()
+    assert {finding.title: finding.rule for finding in FINDINGS} == {
+        title: story.partition(" ")[0] for title, story in RECORDED["findings"].items()
+    }
+
+
 # With vLLM itself
 
 INSTALLED = vllm_surface.installed_version()
@@ -165,3 +181,10 @@ def test_the_pool_of_vllm_does_what_the_specification_does_in_a_small_scope() ->
     found = walk(Scope(config, max_seqs=2, max_tokens=4, num_token_values=1, operations=calls), vllm.make_pool)
     assert found.fault is None
     assert found.num_states > 50
+
+
+@needs_vllm
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.rule)
+def test_a_finding_is_still_there(finding: Finding) -> None:
+    violation = tell(finding)
+    assert violation is not None and violation.rule.id == finding.rule
