@@ -13,7 +13,7 @@ from optimized.contiguous import Allocation, BuddyAllocator, reserved_slots
 from optimized.pool import blocks_needed
 from optimized.simulated_device import ModelCost, Rates, SimulatedDevice
 from optimized.simulation import Counted, Gate, Run, simulate
-from optimized.workload import Arrival, PoissonTraffic
+from optimized.workload import MAX_LEN, Arrival, PoissonTraffic
 from spec.vocabulary import Config, InvalidConfig, Recovery
 
 SATURATING_REQUESTS, SATURATING_ROUNDS = 600, 5
@@ -48,6 +48,9 @@ class Deployment:
         for name in ("compute_efficiency", "bandwidth_efficiency", "gpu_memory_utilization"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise InvalidConfig(name, getattr(self, name), "more than 0 and at most 1")
+        for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if not 1 <= getattr(self, name) <= MAX_LEN:
+                raise InvalidConfig(name, getattr(self, name), f"from 1 to {MAX_LEN}")
         if not 0.0 <= self.overhead_s < math.inf:
             raise InvalidConfig("overhead", self.overhead_s, "a number of seconds, at least 0")
         if not 1 <= self.num_samples <= self.max_num_seqs:

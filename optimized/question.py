@@ -17,7 +17,7 @@ from optimized.planner import Deployment, Objective, largest_rate, summary
 from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
 from spec.vocabulary import InvalidConfig
 
-MAX_POINTS = 500
+MAX_POINTS, MAX_SWAP_GIB = 500, 1 << 20
 Facts = dict[str, Any]
 """As JSON has them."""
 
@@ -60,6 +60,8 @@ class Question:
             raise InvalidConfig("allocation", self.allocation, f"one of {names}")
         if self.batching not in ("continuous", "static"):
             raise InvalidConfig("batching", self.batching, "continuous or static")
+        if not 0.0 <= self.swap_space <= MAX_SWAP_GIB:
+            raise InvalidConfig("swap_space", self.swap_space, f"from 0 to {MAX_SWAP_GIB} GiB")
         return Deployment(
             cost,
             card_named(self.gpu),
@@ -88,6 +90,8 @@ class Question:
         """Raises ``InvalidConfig`` for lengths and rates that cannot be."""
         prompt, output = Lengths.read(self.prompt_len, "prompt_len"), Lengths.read(self.output_len, "output_len")
         longest = self.deployment.max_model_len
+        if not 0 <= self.shared_len <= longest:
+            raise InvalidConfig("shared_len", self.shared_len, f"from 0 to max_model_len ({longest})")
         share = self.prefix_share if self.shared_len else 0.0
         return PoissonTraffic(self.rate, self.duration, prompt, output, longest, self.shared_len, share)
 
