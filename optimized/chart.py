@@ -45,10 +45,11 @@ class Curves:
 
 @dataclass(frozen=True)
 class Bars:
-    """Numbers with names."""
+    """Numbers with names. So many colours take turns as ``num_kinds`` says."""
 
     caption: str
     values: tuple[tuple[str, float], ...]
+    num_kinds: int = NUM_COLOURS
 
 
 def style() -> str:
@@ -116,7 +117,7 @@ def _bars(chart: Bars, top: float) -> Iterator[str]:
     for i, (name, number) in enumerate(chart.values):
         y, wide = top + i * ROW, (WIDTH - left - 90) * number / most
         yield _text("quiet", 12, y + 13, name)
-        yield f'<rect class="kc-series{i % NUM_COLOURS}" x="{left:g}" y="{y:g}" width="{wide:.1f}" height="{ROW - 6}"/>'
+        yield f'<rect class="kc-series{i % chart.num_kinds % NUM_COLOURS}" x="{left:g}" y="{y:g}" width="{wide:.1f}" height="{ROW - 6}"/>'
         yield _text("ink", left + wide + 6, y + 13, f"{number:.4g}")
 
 

@@ -189,7 +189,7 @@ def charts(facts: dict[str, Any]) -> list[Bars | Curves]:
         points = [(float(size), 100.0 * each[f"{name}_wasted"]) for size, each in sizes.items()]
         curves.append(Curve(name, tuple((size, wasted, wasted, wasted) for size, wasted in points)))
     return [
-        Bars("Percent of the cache that holds tokens", tuple(bars)),
+        Bars("Percent of the cache that holds tokens", tuple(bars), num_kinds=2),
         Curves("Wasted at the end of last blocks", "tokens per block", "percent of what is set aside", tuple(curves)),
     ]
 
