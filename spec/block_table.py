@@ -9,6 +9,7 @@ from spec.vocabulary import (
     Allocate,
     BlockId,
     Complete,
+    Flight,
     Observe,
     Prefix,
     Seq,
@@ -56,6 +57,11 @@ def first_kept(seq: Seq, block_size: int) -> int:
 def room(seq: Seq) -> int:
     """The number of tokens that a sequence has or will shortly have in the cache."""
     return seq.num_computed_tokens + seq.num_scheduled_tokens
+
+
+def budget_left(s: State, flight: Flight) -> int:
+    """The tokens that a step could still compute."""
+    return s.config.max_num_batched_tokens - sum(flight.scheduled.values())
 
 
 def stands_for(s: State, at: Slot, prefix: Prefix) -> bool:

@@ -31,6 +31,7 @@ from spec.vocabulary import (
     Preempt,
     Publish,
     Read,
+    Recovery,
     Refuse,
     Release,
     Request,
@@ -149,6 +150,8 @@ FULL = follow(
     *(Submit(1), *computed(ALICE, 0), *computed(BOB, 1), Append(0, (7,)), Append(1, (7,)), Complete(1), Begin(2)),
 )
 """Two running requests have one block each, want another, and there is none."""
+SWAPPING = replace(FULL, config=replace(FULL.config, recovery=Recovery.SWAP))
+"""The same in an engine that swaps."""
 BOB_IN_FLIGHT = follow(
     follow(TWO_BLOCKS_BY_PRIORITY, Add(ALICE), Add(BOB), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0)),
     *(Append(0, (7,)), Complete(1), Begin(2), *served(BOB, 1), Submit(2), Begin(3)),
@@ -410,6 +413,9 @@ EXAMPLES: tuple[Broken, ...] = (
         Start(0, (5,)),
         Allocate(0, 1, (0,)),
         SwapOut(0, (0,)),
+    ),
+    step_example(
+        "SWAP-8", "Host memory has room for Bob's block, and he is to be computed again.", SWAPPING, Preempt(1)
     ),
     # scheduler
     BrokenState(

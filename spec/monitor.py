@@ -39,6 +39,7 @@ from spec.vocabulary import (
     Preempt,
     Publish,
     Read,
+    Recovery,
     Refuse,
     Release,
     Request,
@@ -158,7 +159,7 @@ class Monitor(Mirror):
     def _preempt(self, request_id: RequestId) -> bool:
         if self.running[-1:] != [request_id] or self.overlaps() or self.config.admission_rule is AdmissionRule.NO_EVICT:
             return False
-        if self.choices.runs_in_admission_order:
+        if self.choices.runs_in_admission_order or self.config.recovery is Recovery.SWAP:
             return False
         for seq in self.seqs_of[request_id]:
             self.give_back(reversed(self.tables.pop(seq, ())))

@@ -1,20 +1,25 @@
 """Giving the cache to somebody else for a while: preemption by recomputation or by swapping to host memory."""
 
 from spec.allocator import give_back, take
+from spec.block_table import budget_left, room
+from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
-from spec.sharing import blocks_lacking, move_cells
+from spec.sharing import copies_owed, growth, move_cells
 from spec.vocabulary import (
     Abort,
     Finish,
+    Flight,
     HostBlockId,
     Observe,
     Preempt,
+    Recovery,
     Release,
     RequestId,
     SeqId,
     State,
     SwapIn,
     SwapOut,
+    open_step,
     replace,
     seqs_of,
     service_order,
@@ -124,6 +129,24 @@ def abort(s: State, event: Abort) -> State:
     return s
 
 
+def blocks_for_step(s: State) -> int:
+    """The free blocks that the step being scheduled still takes, when in the order of service every running sequence gets
+    room for the tokens that it lacks, as far as the budget goes. A sequence that has nothing yet hits what is cached."""
+    step_id = open_step(s)
+    budget = budget_left(s, Flight() if step_id is None else s.flights[step_id])
+    needed, writers = 0, list[SeqId]()
+    for i in (i for request_id in s.running for i in seqs_of(s, request_id)):
+        seq = s.seqs[i]
+        hits = longest_hit(s, i) if s.config.prefix_cache and room(seq) == 0 and not s.block_tables.get(i) else 0
+        start = max(room(seq), hits * s.config.block_size)
+        count = min(seq.num_tokens - start, budget)
+        if count > 0:
+            needed += growth(s, i, start + count) - (held_hits(s, i) if hits else 0)
+            writers.append(i)
+            budget -= count
+    return needed + copies_owed(s, writers)
+
+
 def host_blocks_held(s: State) -> list[HostBlockId]:
     """The host blocks of all swapped sequences, one after the other."""
     return [block for table in s.host_tables.values() for block in table]
@@ -176,9 +199,11 @@ def no_token_is_lost(before: State, event: Observe, after: State) -> bool:
 
 @step_rule("PREEMPT-5", corpus="R10 R5")
 def preemption_makes_room_that_is_needed(before: State, event: Preempt, after: State) -> bool:
-    """A request is preempted only while the running ones lack blocks for the tokens they have."""
-    running = [i for request_id in before.running for i in seqs_of(before, request_id)]
-    return blocks_lacking(before, running) > len(before.free)
+    """A request is preempted only while the running ones lack blocks for what the step can still compute.
+
+    That is no more than its budget: of a long prompt the next chunk, and nothing for whom the budget does not reach.
+    """
+    return blocks_for_step(before) > len(before.free)
 
 
 @step_rule("PREEMPT-6", corpus="R6 S10")
@@ -237,3 +262,16 @@ def host_tables_change_by_events_only(before: State, event: Observe, after: Stat
 def nothing_scheduled_is_swapped_out(before: State, event: SwapOut, after: State) -> bool:
     """A sequence is swapped out only when no step has scheduled it: every block of its table is whole."""
     return before.seqs[event.seq].num_scheduled_tokens == 0
+
+
+@step_rule("SWAP-8", corpus="R7")
+def what_can_be_swapped_out_is(before: State, event: Preempt, after: State) -> bool:
+    """An engine whose recovery is SWAP swaps a request of one sequence out when it preempts it and host memory has room.
+
+    Of several sequences the step may have scheduled one already, and then they are computed again (SWAP-7).
+    """
+    seq_ids = list(seqs_of(before, event.request_id))
+    num_blocks = sum(len(before.block_tables.get(i, ())) for i in seq_ids)
+    is_whole = len(seq_ids) == 1 and before.seqs[seq_ids[0]].num_scheduled_tokens == 0
+    can_swap = before.config.recovery is Recovery.SWAP and is_whole and num_blocks <= len(before.host_free)
+    return not can_swap or num_blocks == 0

@@ -52,6 +52,12 @@ def longest_hit(s: State, seq_id: SeqId) -> int:
     return next((i for i, key in enumerate(keys) if key not in s.cached.values()), full)
 
 
+def held_hits(s: State, seq_id: SeqId) -> int:
+    """How many of these blocks somebody holds already."""
+    found = (find(s, key_of(s, seq_id, index)) for index in range(longest_hit(s, seq_id)))
+    return sum(1 for block in found if block is not None and s.ref_count[block] > 0)
+
+
 def hit(s: State, event: Hit) -> State:
     """The blocks get one more holder; their tokens count as computed."""
     cached, cells = s.cached, s.cells

@@ -1,6 +1,6 @@
 """The executable model: where an event leads, and where a list of events leads."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from spec import attention, block_table, preemption, prefix_cache, scheduler, sharing
@@ -27,11 +27,9 @@ from spec.vocabulary import (
     Fork,
     Hit,
     HostBlockId,
-    Observe,
     Preempt,
     Publish,
     Read,
-    Refuse,
     Release,
     RequestId,
     Reset,
@@ -60,59 +58,39 @@ def step(s: State, event: Event) -> State:
 
     An event about something that does not exist leads nowhere; API-2 says so.
     """
-    if not names_exist(s, event):
+    if not names_exist(s, event) or type(event) not in TRANSITIONS:
         return s
-    match event:
-        case Add():
-            return scheduler.add(s, event)
-        case Admit():
-            return scheduler.admit(s, event)
-        case Preempt():
-            return preemption.preempt(s, event)
-        case Abort():
-            return preemption.abort(s, event)
-        case Begin():
-            return scheduler.begin(s, event)
-        case Submit():
-            return scheduler.submit(s, event)
-        case Complete():
-            return scheduler.complete(s, event)
-        case Start():
-            return block_table.begin_sequence(s, event)
-        case Allocate():
-            return block_table.allocate(s, event)
-        case Hit():
-            return prefix_cache.hit(s, event)
-        case Copy():
-            return sharing.copy(s, event)
-        case Write():
-            return block_table.write(s, event)
-        case Append():
-            return scheduler.append(s, event)
-        case Fork():
-            return sharing.fork(s, event)
-        case Rollback():
-            return sharing.rollback(s, event)
-        case Slide():
-            return sharing.slide(s, event)
-        case Release() | Finish():
-            return preemption.release(s, event)
-        case SwapOut():
-            return preemption.swap_out(s, event)
-        case SwapIn():
-            return preemption.swap_in(s, event)
-        case Publish():
-            return prefix_cache.publish(s, event)
-        case Evict():
-            return prefix_cache.evict(s, event)
-        case Reset():
-            return prefix_cache.reset(s, event)
-        case Read():
-            return attention.read(s, event)
-        case Sample():
-            return attention.sample(s, event)
-        case Refuse() | Observe():
-            return s
+    return TRANSITIONS[type(event)](s, event)
+
+
+TRANSITIONS: Mapping[type, Callable[..., State]] = {
+    Add: scheduler.add,
+    Admit: scheduler.admit,
+    Preempt: preemption.preempt,
+    Abort: preemption.abort,
+    Begin: scheduler.begin,
+    Submit: scheduler.submit,
+    Complete: scheduler.complete,
+    Start: block_table.begin_sequence,
+    Allocate: block_table.allocate,
+    Hit: prefix_cache.hit,
+    Copy: sharing.copy,
+    Write: block_table.write,
+    Append: scheduler.append,
+    Fork: sharing.fork,
+    Rollback: sharing.rollback,
+    Slide: sharing.slide,
+    Release: preemption.release,
+    Finish: preemption.release,
+    SwapOut: preemption.swap_out,
+    SwapIn: preemption.swap_in,
+    Publish: prefix_cache.publish,
+    Evict: prefix_cache.evict,
+    Reset: prefix_cache.reset,
+    Read: attention.read,
+    Sample: attention.sample,
+}
+"""Where each event leads; what is refused or shown changes nothing."""
 
 
 def replay(config: Config, events: Iterable[Event], choices: Choices = USUAL_CHOICES) -> State:
@@ -135,14 +113,8 @@ def observe(expected: State, shown: State) -> State:
     """What an engine shows, in mappings of our own, with what only its follower knows: the contents, the draws, and what
     the steps in flight have done so far."""
     flights = {
-        i: replace(
-            flight,
-            written=known.written,
-            readers=known.readers,
-            preempting=known.preempting,
-            num_copies=known.num_copies,
-        )
-        for i, flight in shown.flights.items()
+        i: replace(known, scheduled=f.scheduled, blocks=f.blocks, holds=f.holds, submitted=f.submitted)
+        for i, f in shown.flights.items()
         for known in [expected.flights.get(i, Flight())]
     }
     return replace(

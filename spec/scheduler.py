@@ -2,8 +2,8 @@
 
 from spec.allocator import blocks_needed, give_back
 from spec.answers import Admission
-from spec.block_table import room
-from spec.prefix_cache import find, key_of, longest_hit
+from spec.block_table import budget_left, room
+from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
 from spec.vocabulary import (
@@ -121,8 +121,7 @@ def num_hits_in_use(s: State, seq_id: SeqId) -> int:
     can not count on them: they may be gone before the sequence is scheduled."""
     if not s.config.prefix_cache or seq_id in s.host_tables or s.config.admission_rule is AdmissionRule.NO_EVICT:
         return 0
-    found = (find(s, key_of(s, seq_id, index)) for index in range(longest_hit(s, seq_id)))
-    return sum(1 for block in found if block is not None and s.ref_count[block] > 0)
+    return held_hits(s, seq_id)
 
 
 def admission(s: State, request_id: RequestId, budget: int) -> Admission:
@@ -135,11 +134,6 @@ def admission(s: State, request_id: RequestId, budget: int) -> Admission:
     seats = s.config.max_num_seqs - seats_taken(s)
     fits = num_seats(s, request_id) <= seats and blocks_wanted(s, request_id, budget) <= spare
     return Admission.NOW if fits and budget > 0 else Admission.LATER
-
-
-def budget_left(s: State, flight: Flight) -> int:
-    """The tokens that a step could still compute."""
-    return s.config.max_num_batched_tokens - sum(flight.scheduled.values())
 
 
 def passed_over(s: State, flight: Flight) -> list[SeqId]:

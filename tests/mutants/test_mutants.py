@@ -12,12 +12,13 @@ from spec.rules import RULES
 from spec.scope import Scope
 from tests.mutants.choices_zoo import CHOICES_ZOO
 from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
+from tests.mutants.overlap_zoo import OVERLAP_ZOO
 from tests.mutants.pool_zoo import POOL_ZOO
 from tests.mutants.reference_zoo import REFERENCE_ZOO
 from tests.mutants.sabotage import Mutant, killer, pool_killer, sabotaged, stream_killer
 from tests.mutants.stream_zoo import STREAM_ZOO
 
-ZOO = [*REFERENCE_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO, *CHOICES_ZOO]
+ZOO = [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO, *CHOICES_ZOO]
 SCOPES = [scope for i, scope in enumerate(m.scope for m in POOL_ZOO) if scope not in [m.scope for m in POOL_ZOO[:i]]]
 
 WITHOUT_MUTANT: Mapping[str, str] = {
@@ -32,7 +33,7 @@ WITHOUT_MUTANT: Mapping[str, str] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [*REFERENCE_ZOO, *OPTIMIZED_ZOO], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO], ids=lambda mutant: mutant.name)
 def test_a_mutant_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
         assert killer(package.make_engine, mutant.config) == mutant.rule

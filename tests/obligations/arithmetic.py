@@ -7,7 +7,8 @@ import reference.device
 import reference.pool
 from spec.allocator import blocks_needed, kv_bytes_per_token, wasted_slots
 from spec.attention import first_visible
-from spec.scheduler import budget_left, most_tokens_stored
+from spec.block_table import budget_left
+from spec.scheduler import most_tokens_stored
 from spec.vocabulary import Config, Flight, Request, initial_state
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spec.attention import first_visible
-from spec.block_table import first_kept, room, slots_of
+from spec.block_table import budget_left, first_kept, room, slots_of
 from spec.choices import EvictionOrder, Publication
 from spec.engine import (
     Admission,
@@ -19,7 +19,6 @@ from spec.prefix_cache import find, is_written, key_of, longest_hit
 from spec.replay import step
 from spec.scheduler import (
     admission,
-    budget_left,
     ends,
     fits_alone,
     may_come_in,

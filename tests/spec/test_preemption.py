@@ -12,12 +12,14 @@ from spec.broken import (
     FULL,
     STEP_2,
     SWAPPED,
+    SWAPPING,
     WAITING,
     computed,
     follow,
     stored,
 )
 from spec.choices import Choices
+from spec.preemption import blocks_for_step
 from spec.vocabulary import (
     Abort,
     Add,
@@ -26,17 +28,23 @@ from spec.vocabulary import (
     Append,
     Begin,
     Complete,
+    Fork,
     Observe,
     Policy,
     Preempt,
+    Publish,
     Release,
     Slide,
+    Start,
     Submit,
     SwapIn,
     SwapOut,
+    Write,
     initial_state,
 )
 from tests.spec.states import allows, bites, fails, forbids, holds
+
+PAIR = initial_state(replace(EMPTY.config, block_size=2))
 
 
 def test_a_preempted_request_starts_again_with_all_its_tokens() -> None:
@@ -151,6 +159,34 @@ def test_preempt_5_one_victim_at_a_time() -> None:
     forbids("PREEMPT-5", FULL, Preempt(1), Preempt(0))
 
 
+def test_preempt_5_only_for_what_the_step_can_still_compute() -> None:
+    long = follow(EMPTY, Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))
+    assert blocks_for_step(long) == long.config.max_num_batched_tokens == 2 < len(long.free)
+    forbids("PREEMPT-5", long, Preempt(0))
+    allows("PREEMPT-5", follow(long, Start(9, (5, 5)), Allocate(9, 0, (1, 2))), Preempt(0))
+    assert blocks_for_step(follow(long, Allocate(0, 2, (0, 1)))) == 0, "the budget is used up"
+
+
+def test_preempt_5_the_budget_goes_to_those_who_are_served_first() -> None:
+    both = follow(WAITING, Begin(1), Admit(0), Admit(1))
+    assert blocks_for_step(both) == 2
+    assert blocks_for_step(replace(both, config=replace(both.config, max_num_batched_tokens=1))) == 1
+
+
+def test_preempt_5_what_is_hit_takes_a_block_only_if_nobody_holds_it() -> None:
+    tight = initial_state(replace(EMPTY.config, max_num_batched_tokens=1))
+    known = follow(tight, *stored(9, (5, 6), (0, 1)), Publish(9, 0), Publish(9, 1))
+    alice = (Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))
+    assert blocks_for_step(follow(known, *alice)) == 1
+    assert blocks_for_step(follow(known, Release(9), *alice)) == 3
+
+
+def test_preempt_5_a_copy_takes_a_block() -> None:
+    twins = follow(PAIR, Add(ALICE), Begin(1), Admit(0), Allocate(0, 1, (0,)), Submit(1), Write(0, 0, (0,)))
+    twins = follow(twins, Append(0, (7,)), Complete(1), Fork(0, 7), Begin(2))
+    assert blocks_for_step(twins) == 1
+
+
 def test_preempt_6_preemptions_are_counted() -> None:
     preempted = follow(FULL, Preempt(1))
     allows("PREEMPT-6", preempted, Observe(), leads_to=replace(preempted, num_preemptions={0: 0, 1: 1}))
@@ -218,7 +254,28 @@ def test_swap_7_what_is_scheduled_is_not_swapped_out() -> None:
     bites("SWAP-7")
 
 
-PAIR = initial_state(replace(EMPTY.config, block_size=2))
+def test_swap_8_what_can_be_swapped_out_is() -> None:
+    allows("SWAP-8", SWAPPING, SwapOut(1, (0,)), Preempt(1))
+    allows("SWAP-8", FULL, Preempt(1))
+    bites("SWAP-8")
+
+
+def test_swap_8_host_memory_may_have_no_room() -> None:
+    allows("SWAP-8", replace(SWAPPING, host_free=()), Preempt(1))
+
+
+def test_swap_8_what_is_scheduled_already_is_computed_again() -> None:
+    allows("SWAP-8", follow(SWAPPING, Allocate(1, 1, ())), Preempt(1))
+
+
+def test_swap_8_there_may_be_nothing_to_swap() -> None:
+    allows("SWAP-8", replace(SWAPPING, block_tables={0: (0,), 1: ()}), Preempt(1))
+
+
+def test_swap_8_several_sequences_may_be_computed_again() -> None:
+    allows("SWAP-8", follow(SWAPPING, Fork(1, 7)), Preempt(1))
+
+
 STORED = follow(PAIR, *stored(0, (5, 6, 7), (1, 2), block_size=2))
 
 

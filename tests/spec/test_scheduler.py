@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec.block_table import budget_left
 from spec.broken import (
     ALICE,
     ALONE,
@@ -32,7 +33,6 @@ from spec.scheduler import (
     admission,
     blocks_owed,
     blocks_wanted,
-    budget_left,
     fits_alone,
     is_servable,
     most_tokens_stored,
