@@ -157,9 +157,6 @@ BOB_IN_FLIGHT = follow(
     *(Append(0, (7,)), Complete(1), Begin(2), *served(BOB, 1), Submit(2), Begin(3)),
 )
 """A step computes Bob's prompt, and Alice wants a block in the next one."""
-KEPT = replace(FULL, config=replace(FULL.config, admission_rule=AdmissionRule.NO_EVICT))
-"""The same under a rule that would never have let Bob in."""
-
 EXAMPLES: tuple[Broken, ...] = (
     # allocator
     BrokenState("ALLOC-1", "Block 0 is free twice.", replace(EMPTY, free=(0, 0, 1, 2))),
@@ -251,7 +248,6 @@ EXAMPLES: tuple[Broken, ...] = (
         Complete(1),
     ),
     # sharing
-    step_example("COW-1", "The fork got a block of its own.", ALONE, Fork(0, 1), leads_to=EQUALS),
     step_example(
         "COW-2",
         "The child writes into the block that it shares with its parent.",
@@ -494,7 +490,6 @@ EXAMPLES: tuple[Broken, ...] = (
         Fork(1, 3),
     ),
     step_example("SCHED-20", "An empty engine could serve the request.", EMPTY, Refuse(Add(ALICE))),
-    step_example("SCHED-21", "Bob was promised to stay.", KEPT, Preempt(1)),
     step_example(
         "SCHED-22",
         "Bob was promised three more blocks, Alice one, and four are free.",

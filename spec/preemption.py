@@ -8,7 +8,6 @@ from spec.sharing import copies_owed, growth, move_cells
 from spec.vocabulary import (
     Abort,
     Finish,
-    Flight,
     HostBlockId,
     Observe,
     Preempt,
@@ -133,7 +132,7 @@ def blocks_for_step(s: State) -> int:
     """The free blocks that the step being scheduled still takes, when in the order of service every running sequence gets
     room for the tokens that it lacks, as far as the budget goes. A sequence that has nothing yet hits what is cached."""
     step_id = open_step(s)
-    budget = budget_left(s, Flight() if step_id is None else s.flights[step_id])
+    budget = 0 if step_id is None else budget_left(s, s.flights[step_id])
     needed, writers = 0, list[SeqId]()
     for i in (i for request_id in s.running for i in seqs_of(s, request_id)):
         seq = s.seqs[i]
@@ -199,7 +198,7 @@ def no_token_is_lost(before: State, event: Observe, after: State) -> bool:
 
 @step_rule("PREEMPT-5", corpus="R10 R5")
 def preemption_makes_room_that_is_needed(before: State, event: Preempt, after: State) -> bool:
-    """A request is preempted only while the running ones lack blocks for what the step can still compute.
+    """A request is preempted only while the running ones lack blocks for what the step being scheduled can still compute.
 
     That is no more than its budget: of a long prompt the next chunk, and nothing for whom the budget does not reach.
     """

@@ -20,7 +20,6 @@ from spec.vocabulary import (
     Fork,
     Observe,
     Policy,
-    Preempt,
     Refuse,
     Request,
     RequestId,
@@ -347,12 +346,6 @@ def forks_have_a_seat(before: State, event: Fork, after: State) -> bool:
 def what_fits_is_not_refused(before: State, event: Refuse, after: State) -> bool:
     """The door turns a request down only if an empty engine cannot serve it, or one of its ids is in use."""
     return not isinstance(event.call, Add) or not may_come_in(before, event.call.request)
-
-
-@step_rule("SCHED-21", corpus="A7 R5")
-def no_evict_means_no_eviction(before: State, event: Preempt, after: State) -> bool:
-    """Under the admission rule NO_EVICT nobody is ever preempted."""
-    return before.config.admission_rule is not AdmissionRule.NO_EVICT
 
 
 @step_rule("SCHED-22", corpus="A7")

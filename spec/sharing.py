@@ -152,16 +152,6 @@ def slide(s: State, event: Slide) -> State:
     return give_back(s, table[: event.num_blocks])
 
 
-@step_rule("COW-1", corpus="C3 C7")
-def fork_shares_everything(before: State, event: Fork, after: State) -> bool:
-    """A fork shares every block and every token of its parent, and takes no block."""
-    return (
-        after.block_tables[event.child] == before.block_tables[event.parent] == after.block_tables[event.parent]
-        and after.seqs[event.child] == before.seqs[event.parent]
-        and set(after.free) == set(before.free)
-    )
-
-
 @step_rule("COW-2", corpus="C1 C2")
 def shared_blocks_are_never_written(before: State, event: Write, after: State) -> bool:
     """A write goes only into a block that stands in one block table and that the prefix cache does not name, or that

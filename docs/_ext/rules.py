@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 import spec
 from spec.broken import BROKEN, Broken, BrokenState, BrokenStep
 from spec.picture import mark_changes, memory_map
-from spec.rules import AREAS, RULES, Kind, Rule, RuleViolation, describe, report
+from spec.rules import AREAS, RULES, WITHDRAWN, Kind, Rule, RuleViolation, describe, report
 from spec.vocabulary import State, initial_state
 
 ROOT = Path(spec.__file__).parent.parent
@@ -174,6 +174,14 @@ class RulesOf(SphinxDirective):
         return self.parse_text_to_nodes(text)
 
 
+class Withdrawn(SphinxDirective):
+    """The ids that were given up, and why, with links to the rules that they follow from."""
+
+    def run(self) -> list[nodes.Node]:
+        linked = {each: re.sub(r"[A-Z]+-\d+", r":rule:`\g<0>`", reason) for each, reason in WITHDRAWN.items()}
+        return self.parse_text_to_nodes("\n".join(f"* ``{each}``: {reason}" for each, reason in linked.items()))
+
+
 def show_sentence(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """A link to a rule shows the rule's sentence when the pointer rests on it."""
     for link in doctree.findall(nodes.reference):
@@ -186,5 +194,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_crossref_type("rule", "rule", ref_nodeclass=nodes.inline)
     app.add_directive("rules", Rules)
     app.add_directive("rules-of", RulesOf)
+    app.add_directive("withdrawn-rules", Withdrawn)
     app.connect("doctree-resolved", show_sentence)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -56,7 +56,7 @@ RULE_OF_LAW: Mapping[str, tuple[str, ...]] = {
 RULE_OF_GUARD: Mapping[str, tuple[str, ...]] = {
     "append": ("CACHE-11",),
     "rollback": ("COW-7", "COW-8"),
-    "fork": ("COW-1", "COW-6"),
+    "fork": ("COW-6",),
     "slide": ("TABLE-10",),
     "allocate": ("ALLOC-4", "SCHED-5"),
     "hit": ("CACHE-3", "CACHE-4"),

@@ -10,6 +10,7 @@ import pytest
 
 import optimized
 import reference
+from spec.broken import ALICE, PROMISING, served
 from spec.choices import Choices, EvictionOrder
 from spec.engine import EngineFactory
 from spec.excerpt import concerned
@@ -19,7 +20,21 @@ from spec.replay import step
 from spec.rules import RULES, RuleViolation, broken_rules
 from spec.trace import Reader, Trace, TraceError, Writer, dumps, load
 from spec.uncounted import UNCOUNTED, counted_rules
-from spec.vocabulary import Allocate, Config, Event, Evict, Fork, Publish, Start, State, Write, initial_state
+from spec.vocabulary import (
+    Add,
+    Allocate,
+    Begin,
+    Config,
+    Event,
+    Evict,
+    Fork,
+    Preempt,
+    Publish,
+    Start,
+    State,
+    Write,
+    initial_state,
+)
 from tests.optimized.driver import Caller, config_for
 from tests.transcripts.story import Teller, read_story
 
@@ -283,3 +298,11 @@ def test_cache_9_is_seen_without_the_contents_of_slots() -> None:
     config = Config(num_blocks=2, block_size=2, prefix_cache=True)
     events = (Start(0, (5, 6, 7)), Allocate(0, 3, (0, 1)), Write(0, 0, (0, 1, 2)), Publish(0, 0), Evict(0))
     assert by_counters(config, events) == by_replay(config, events) == (5, "CACHE-9")
+
+
+def test_preempt_5_is_judged_where_nobody_is_ever_preempted() -> None:
+    monitor = Monitor(PROMISING.config)
+    for event in (Add(ALICE), Begin(1), *served(ALICE, 0)):
+        monitor.event(event)
+    with pytest.raises(RuleViolation, match="^PREEMPT-5 "):
+        monitor.event(Preempt(0))

@@ -401,11 +401,6 @@ def test_sched_20_a_taken_id_is_refused() -> None:
     allows("SCHED-20", ALONE, Refuse(Fork(0, 1)))
 
 
-def test_sched_21_no_evict_means_no_eviction() -> None:
-    allows("SCHED-21", FULL, Preempt(1))
-    bites("SCHED-21")
-
-
 def test_sched_22_forks_keep_what_was_promised() -> None:
     allows("SCHED-22", EQUALS, Fork(0, 7))
     bites("SCHED-22")

@@ -108,18 +108,6 @@ def test_a_rollback_gives_back_the_blocks_that_nothing_else_is_in() -> None:
     assert state.seqs[0].num_computed_tokens == 1
 
 
-def test_cow_1_a_fork_shares_everything() -> None:
-    allows("COW-1", ALONE, Fork(0, 1))
-    bites("COW-1")
-
-
-def test_cow_1_the_parent_keeps_its_table_and_the_child_its_tokens() -> None:
-    forked = follow(ALONE, Fork(0, 1))
-    forbids("COW-1", ALONE, Fork(0, 1), leads_to=replace(forked, block_tables={0: (), 1: (0,)}))
-    forbids("COW-1", ALONE, Fork(0, 1), leads_to=follow(forked, Append(1, (6,))))
-    forbids("COW-1", ALONE, Fork(0, 1), leads_to=replace(forked, free=(1,)))
-
-
 def test_cow_2_shared_blocks_are_never_written() -> None:
     allows("COW-2", FORKED, Append(1, (7,)), Copy(1, 0, 0, 1), Allocate(1, 1, ()), Write(1, 1, (3,)))
     bites("COW-2")

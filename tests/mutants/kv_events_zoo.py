@@ -1,0 +1,52 @@
+"""Sabotaged reference engines that their KV events give away: what the cache names is told as vLLM tells it."""
+
+import json
+
+from spec.engine import EngineFactory
+from spec.kv_events import StreamMonitor, StreamViolation
+from spec.vocabulary import CacheKey, Config, Request
+from tests.mutants.sabotage import Mutant
+
+_CACHED = Config(num_blocks=4, block_size=2, max_num_seqs=2, max_model_len=8, prefix_cache=True)
+_PROMPTS = ((1, 2, 3, 4, 5), (1, 2, 3), (6, 7, 8, 9))
+
+KV_EVENTS_ZOO = [
+    Mutant(
+        "a block is published before it is full",
+        "reference",
+        "scheduler.py",
+        "for index in range(scheduled.start // size, scheduled.stop // size):",
+        "for index in range(scheduled.start // size, -(-scheduled.stop // size)):",
+        "CACHE-2",
+        "B-098",
+    ),
+]
+
+
+def kv_events_killer(factory: EngineFactory) -> str:
+    """The id of the first rule that the KV events of an engine break, which serves a few prompts twice."""
+    engine, monitor, known = factory(_CACHED), StreamMonitor(), set[CacheKey]()
+    for number, prompt in enumerate(_PROMPTS * 2):
+        engine.add(Request(number, prompt, max_tokens=2, seq_ids=(number,)))
+        while engine.snapshot().requests:
+            engine.step(lambda seq, tokens: 0)
+            cached = set(engine.snapshot().cached.values())
+            events = [_removed(key) for key in known - cached]
+            events += [_stored(key) for key in sorted(cached - known, key=lambda key: len(key.tokens))]
+            try:
+                monitor.follow([json.dumps(event).encode() + b"\n" for event in events], "kv.jsonl")
+            except StreamViolation as violation:
+                return violation.rule.id
+            known = cached
+    return "survived"
+
+
+def _stored(key: CacheKey) -> dict[str, object]:
+    size = _CACHED.block_size
+    start = (len(key.tokens) - 1) // size * size
+    facts = {"parent_block_hash": str(key.tokens[:start]) if start else None, "token_ids": key.tokens[start:]}
+    return {"type": "BlockStored", "block_hashes": [str(key.tokens)], "block_size": size, **facts}
+
+
+def _removed(key: CacheKey) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": [str(key.tokens)]}
