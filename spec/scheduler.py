@@ -274,7 +274,8 @@ def only_the_head_is_admitted(before: State, event: Admit, after: State) -> bool
 
 @step_rule("SCHED-11", corpus="A7 R5")
 def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
-    """A request is admitted only when seats and blocks suffice for it and for what those before it are owed."""
+    """A request is admitted only when seats and blocks suffice for it, for what those before it are owed, and, unless
+    nobody runs, for the watermark."""
     step_id = open_step(before)
     flight = before.flights[step_id] if step_id is not None else Flight()
     return admission(before, event.request_id, budget_left(before, flight)) is Admission.NOW
