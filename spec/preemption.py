@@ -201,8 +201,10 @@ def preemption_makes_room_that_is_needed(before: State, event: Preempt, after: S
     """A request is preempted only while the running ones lack blocks for what the step being scheduled can still compute.
 
     That is no more than its budget: of a long prompt the next chunk, and nothing for whom the budget does not reach.
+    What the victim has swapped out just now was not free before.
     """
-    return blocks_for_step(before) > len(before.free)
+    swapped = sum(len(before.host_tables.get(i, ())) for i in seqs_of(before, event.request_id))
+    return blocks_for_step(before) + swapped > len(before.free)
 
 
 @step_rule("PREEMPT-6", corpus="R6 S10")
