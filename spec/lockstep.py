@@ -42,12 +42,29 @@ class Lockstep:
 
 
 class Differs(Exception):
-    """A call did something else than the specification does; ``rule`` is the id of a rule that says so, ``violation`` how."""
+    """A call did something else than the specification does; ``rule`` is the id of a rule that says so, ``violation`` how.
 
-    def __init__(self, sentence: str, rule: str | None = None, violation: RuleViolation | None = None) -> None:
+    ``later`` is that call where it is not the one that was just made, but one more.
+    """
+
+    def __init__(
+        self,
+        sentence: str,
+        rule: str | None = None,
+        violation: RuleViolation | None = None,
+        later: Move | None = None,
+    ) -> None:
         super().__init__(sentence)
         self.rule = rule
         self.violation = violation
+        self.later = later
+
+
+def _fault(path: tuple[Move, ...], move: Move, difference: Differs) -> Fault:
+    """Where a difference came up."""
+    if difference.later is not None:
+        path, move = (*path, move), difference.later
+    return Fault(path, move, str(difference), difference.rule)
 
 
 def _broken(rule: Rule, before: State, event: Event, after: State) -> Differs:
@@ -98,7 +115,7 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
             try:
                 turn_down(move, pool, place.state, judge)
             except Differs as difference:
-                found.fault = Fault(place.path, move, str(difference), difference.rule)
+                found.fault = _fault(place.path, move, difference)
                 return found
         for move in moves(place.state, scope):
             found.num_operations += 1
@@ -114,7 +131,7 @@ def walk(scope: Scope, make: PoolFactory, *, on_progress: Callable[[int], None] 
                     continue
                 judge_state(after)
             except Differs as difference:
-                found.fault = Fault(place.path, move, str(difference), difference.rule)
+                found.fault = _fault(place.path, move, difference)
                 return found
             seen.add(key)
             found.num_states += 1
@@ -203,7 +220,7 @@ def _second_look(state: State, pool: Pool, scope: Scope, judge: StepJudge, numbe
     try:
         call(move, pool, state, judge)
     except Differs as difference:
-        raise Differs(f"afterwards {move}: {difference}", difference.rule) from None
+        raise Differs(str(difference), difference.rule, difference.violation, later=move) from None
     return 1
 
 

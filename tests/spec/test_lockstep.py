@@ -142,6 +142,29 @@ def test_a_pool_that_answers_a_mistake_is_told_which_rule_its_events_break() -> 
     assert fault.sentence.startswith("API-2 does not hold")
 
 
+def test_what_a_pool_keeps_to_itself_is_found_by_the_calls_that_show_it() -> None:
+    """The state after a release is one that was there before; only the call after it shows what the pool remembers."""
+
+    class Grudging(reference.SequencePool):
+        released = False
+
+        def release(self, seq: SeqId) -> tuple[Event, ...]:
+            self.released = True
+            return super().release(seq)
+
+        def fork(self, parent: SeqId, child: SeqId) -> Admission | tuple[Event, ...]:
+            return Admission.LATER if self.released else super().fork(parent, child)
+
+    fault = walk(SMALL["fork"], Grudging).fault
+    assert fault is not None
+    assert fault.move.operation == "fork"
+    assert "release" in {move.operation for move in fault.path}
+    pool = Grudging(THREE)
+    for move in fault.path:
+        move.call(pool)
+    assert fault.move.call(pool) is Admission.LATER
+
+
 # Teeth
 
 
