@@ -25,11 +25,7 @@ def next_token(seq: SeqId, tokens: Prefix) -> Token:
 
 
 def configs(profile: Profile) -> st.SearchStrategy[Config]:
-    """Tiny engines, which is where the bugs are: 2 to 8 blocks of 1 to 4 tokens.
-
-    A window and a prefix cache are not combined: a hit whose blocks leave the window in the same step can not be told
-    from a report.
-    """
+    """Tiny engines, which is where the bugs are: 2 to 8 blocks of 1 to 4 tokens."""
     can = profile.can
     config = st.builds(
         Config,
@@ -49,6 +45,7 @@ def configs(profile: Profile) -> st.SearchStrategy[Config]:
     memory += [swap, {**swap, "admission_rule": profile.admission_rules[0]}] if can(Capability.SWAP) else []
     memory += [{"prefix_cache": True}] * 2 if can(Capability.PREFIX_CACHE) else []
     memory += [{"window": window} for window in (1, 2, 3, 5)] if can(Capability.WINDOW) else []
+    memory += [{"window": 4, "prefix_cache": True}] if can(Capability.WINDOW, Capability.PREFIX_CACHE) else []
     return st.builds(_with, config, st.sampled_from(memory))
 
 
@@ -97,6 +94,8 @@ class EngineMachine(RuleBasedStateMachine):
         longest = max(1, min(per_seq, self.config.max_model_len - 1))
         shorter = st.integers(1, max(1, longest // 2))
         length = data.draw(st.one_of(shorter, shorter, st.integers(1, longest)), label="prompt length")
+        prompt, salt = self.draw_prompt(data, length, longest)
+        length = len(prompt)
         most = max(1, min(per_seq - length + 1, self.config.max_model_len - length))
         self.num_requests += 1
         gone = [i for i in range(self.num_requests - 1) if i not in self.judged.state.requests]
@@ -104,14 +103,24 @@ class EngineMachine(RuleBasedStateMachine):
         self.judged.add(
             Request(
                 request_id=data.draw(again, label="request_id"),
-                prompt=tuple(data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length), label="prompt")),
+                prompt=prompt,
                 max_tokens=data.draw(st.one_of(st.just(most), st.integers(1, most)), label="max_tokens"),
                 seq_ids=self.fresh_seqs(samples),
                 stop_token_ids=(STOP,) if data.draw(st.booleans(), label="stops") else (),
                 priority=data.draw(st.integers(0, 2), label="priority") if self.config.policy is Policy.PRIORITY else 0,
-                cache_salt=data.draw(st.sampled_from(["", "a"]), label="salt") if self.config.prefix_cache else "",
+                cache_salt=salt,
             )
         )
+
+    def draw_prompt(self, data: st.DataObject, length: int, longest: int) -> tuple[Prefix, str]:
+        """A prompt and its salt, often one that begins with what is cached."""
+        tokens = tuple(data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length), label="prompt"))
+        if not self.config.prefix_cache:
+            return tokens, ""
+        key = data.draw(st.sampled_from([None, *self.judged.state.cached.values()]), label="key")
+        if key is not None:
+            return (key.tokens + tokens)[:longest], key.salt
+        return tokens, data.draw(st.sampled_from(["", "a"]), label="salt")
 
     @rule(data=st.data())
     def add_what_is_refused(self, data: st.DataObject) -> None:
