@@ -9,7 +9,21 @@ from optimized.capacity import bytes_per_block
 from optimized.model_core import BadWords, EngineArgs, MakeObserver, Stats
 from optimized.step import Outcome
 from spec.engine import InvalidField, InvalidRequest
-from spec.vocabulary import Begin, Copy, Event, Fork, Hit, Preempt, Request, RequestId, SeqId, State, SwapOut
+from spec.vocabulary import (
+    Allocate,
+    Begin,
+    Copy,
+    Event,
+    Fork,
+    Hit,
+    Preempt,
+    Request,
+    RequestId,
+    SeqId,
+    State,
+    Submit,
+    SwapOut,
+)
 
 if TYPE_CHECKING:
     from optimized.beam_search import BeamSearch
@@ -47,7 +61,7 @@ class ReferenceCore:
         self._watcher = make_observer(self.config) if make_observer is not None else None
         self._engine = ReferenceModelEngine(checkpoint.arrays(), model, self.config, self)
         self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
-        self._num_swapped_out = self._num_hits = 0
+        self._num_swapped_out = self._num_hits = self._num_queried = self._num_used = self._num_spared = 0
 
     def check(self, request: Request, params: SamplingParams) -> None:
         for name, default in NOT_HERE.items():
@@ -88,9 +102,12 @@ class ReferenceCore:
             hit_tokens=self._num_hits * self.config.block_size,
             steps=self._num_steps,
             num_blocks=self.config.num_blocks,
+            queried_tokens=self._num_queried,
             num_running=len(self._engine.engine.roster.running),
             num_waiting=len(self._engine.engine.roster.waiting),
             num_free_blocks=self._engine.engine.pool.num_free,
+            num_cached_blocks=len(self._engine.engine.pool.cached),
+            blocks_saved=round(self._num_spared / max(1, self._num_spared + self._num_used), 4),
         )
 
     def event(self, event: Event) -> None:
@@ -103,6 +120,14 @@ class ReferenceCore:
         if isinstance(event, Fork | Hit):
             shared = sum(count > 1 for count in self._engine.engine.pool.ref_count)
             self._peak_shared = max(self._peak_shared, shared)
+        if isinstance(event, Submit):
+            counts = self._engine.engine.pool.ref_count
+            self._num_used += sum(count > 0 for count in counts)
+            self._num_spared += sum(count - 1 for count in counts if count > 1)
+        if isinstance(event, Hit | Allocate) and self.config.prefix_cache:
+            seq = self._engine.engine.roster.seqs[event.seq]
+            begins = isinstance(event, Hit) or seq.num_computed_tokens == 0
+            self._num_queried += seq.num_tokens if begins else 0
         if self._watcher is not None:
             self._watcher.event(event)
 

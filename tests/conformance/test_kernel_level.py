@@ -185,7 +185,7 @@ def suite(engine: str, *more: str, folder: Path = ROOT) -> subprocess.CompletedP
     return subprocess.run(
         [*command, *where, "--engine", engine, *more],
         cwd=folder,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

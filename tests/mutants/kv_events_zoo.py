@@ -10,11 +10,14 @@ from tests.mutants.sabotage import Mutant
 _CACHED = Config(num_blocks=4, block_size=2, max_num_seqs=2, max_model_len=8, prefix_cache=True)
 _PROMPTS = ((1, 2, 3, 4, 5), (1, 2, 3), (6, 7, 8, 9))
 
+
+def _fault(name: str, old: str, new: str, rule: str, row: str) -> Mutant:
+    return Mutant(name, "reference", "scheduler.py", old, new, rule, row)
+
+
 KV_EVENTS_ZOO = [
-    Mutant(
+    _fault(
         "a block is published before it is full",
-        "reference",
-        "scheduler.py",
         "for index in range(scheduled.start // size, scheduled.stop // size):",
         "for index in range(scheduled.start // size, -(-scheduled.stop // size)):",
         "CACHE-2",
