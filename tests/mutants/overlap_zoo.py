@@ -1,13 +1,19 @@
 """Sabotaged reference engines whose steps overlap: each fault shows only while a step is in flight."""
 
-from dataclasses import replace
-
 from spec.vocabulary import AdmissionRule, Config
 from tests.mutants.sabotage import Mutant
 
 _POOL, _SCHEDULER, _DOOR, _ENGINE = (f"{name}.py" for name in ("pool", "scheduler", "door", "engine"))
 
 _CROWDED = Config(num_blocks=4, block_size=1, max_num_seqs=4, admission_rule=AdmissionRule.OPTIMISTIC)
+_CHUNKED = Config(
+    num_blocks=8,
+    block_size=2,
+    max_num_seqs=4,
+    max_num_batched_tokens=8,
+    max_model_len=16,
+    admission_rule=AdmissionRule.OPTIMISTIC,
+)
 _ROOMY = Config(num_blocks=64, block_size=4, max_num_seqs=4, max_model_len=12)
 
 
@@ -41,7 +47,7 @@ OVERLAP_ZOO = [
         "",
         "PREEMPT-7",
         "B-125",
-        replace(_CROWDED, num_blocks=6),
+        _CHUNKED,
     ),
     _fault(
         "nothing is scheduled but the head of the queue while a step is in flight",

@@ -3,6 +3,7 @@
 import optimized.admission
 import optimized.door
 import reference.door
+import reference.pool
 from optimized.pool import BlockPool
 from optimized.sequences import LiveRequest
 from reference.roster import Roster
@@ -35,7 +36,7 @@ def the_reference_door_is_the_same(num_blocks: int, num_prompt_tokens: int, max_
     config = Config(num_blocks, block_size=2, max_num_seqs=1, max_model_len=7)
     request = Request(0, (7,) * num_prompt_tokens, max_tokens, tuple(range(num_seqs)))
     try:
-        reference.door.check_request(config, Roster(config), request)
+        reference.door.check_request(config, Roster(config), reference.pool.BlockPool(config), request)
         let_in = True
     except InvalidRequest:
         let_in = False
