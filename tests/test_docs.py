@@ -200,3 +200,7 @@ def test_nothing_names_a_machine_or_an_index() -> None:
     for path in texts:
         found = re.findall(r"/(?:root|home|opt)/\w+|index-url", path.read_text())
         assert not found, f"{path.relative_to(ROOT)} names {found}"
+
+
+def test_the_page_on_searches_counts_the_rules_as_they_are() -> None:
+    assert f"every one of {len(RULES)} rules holds" in (DOCS / "explored.md").read_text(encoding="utf-8")
