@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from optimized.llm import LLM
 from optimized.sampling import SamplingParams
+from optimized.workload import arrival_s_of, read_lines
 from spec.vocabulary import InvalidConfig, Token
 
 
@@ -29,30 +29,15 @@ def read_tasks(path: Path) -> list[Task]:
 
     Raises ``InvalidConfig`` that names the line.
     """
-    tasks = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                tasks.append(_task(f"{path.name} line {number}", line))
-    if not tasks:
-        raise InvalidConfig("workload", str(path), "a file with at least one request")
+    tasks = [_task(where, values) for where, values in read_lines(path)]
     return sorted(tasks, key=lambda task: task.arrival_s)
 
 
-def _task(where: str, line: str) -> Task:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise InvalidConfig("workload", where, "a JSON object")
+def _task(where: str, values: Mapping[str, Any]) -> Task:
     ids, most, n = values.get("prompt_token_ids"), values.get("max_tokens"), values.get("n", 1)
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise InvalidConfig(f"prompt_token_ids in {where}", ids, "a list of token ids")
-    at_s = values.get("arrival_s", 0.0)
-    if isinstance(at_s, bool) or not isinstance(at_s, int | float) or not 0.0 <= at_s < math.inf:
-        raise InvalidConfig(f"arrival_s in {where}", at_s, "a number of seconds, at least 0")
-    return Task(ids, _count(f"max_tokens in {where}", most), _count(f"n in {where}", n), float(at_s))
+    return Task(ids, _count(f"max_tokens in {where}", most), _count(f"n in {where}", n), arrival_s_of(where, values))
 
 
 def _count(name: str, value: object) -> int:

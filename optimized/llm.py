@@ -129,10 +129,7 @@ class LLM:
         """
         from optimized.beam_search import Searches
 
-        if self._open:
-            raise InvalidRequest(
-                f"{len(self._open)} requests are unfinished: step until they are done, or abort them, before this"
-            )
+        self._demand_idle()
         if params.beam_width > self._core.config.max_num_seqs:
             limit = f"at most max_num_seqs ({self._core.config.max_num_seqs})"
             raise InvalidField("beam_width", params.beam_width, limit)
@@ -146,6 +143,13 @@ class LLM:
             self._found(str(first + index), *prompt, search)
             for index, (prompt, search) in enumerate(zip(read, found, strict=True))
         ]
+
+    def _demand_idle(self) -> None:
+        """Raise unless every request is done: whoever serves several to their end steps alone."""
+        if self._open:
+            raise InvalidRequest(
+                f"{len(self._open)} requests are unfinished: step until they are done, or abort them, before this"
+            )
 
     def _next_seq_id(self) -> SeqId:
         self._num_seqs += 1
@@ -227,10 +231,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """Check all, then add all, then step until they are done."""
-        if self._open:
-            raise InvalidRequest(
-                f"{len(self._open)} requests are unfinished: step until they are done, or abort them, before this"
-            )
+        self._demand_idle()
         params = params_for(len(several), sampling_params)
         made: list[Made] = []
         for each in several:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spec.vocabulary import InvalidConfig
 
@@ -123,31 +123,43 @@ def fitted(arrival: Arrival, max_model_len: int) -> Arrival:
 def read_arrivals(path: Path, max_model_len: int) -> list[Arrival]:
     """A workload file: a line of JSON for each request, with ``prompt_len`` (or ``prompt_token_ids``), ``max_tokens`` and
     ``arrival_s``. Raises ``InvalidConfig`` that names the line."""
-    arrivals = []
+    return sorted(fitted(_arrival(where, values), max_model_len) for where, values in read_lines(path))
+
+
+def read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a workload file, each with where it stands. Raises ``InvalidConfig`` that names the line."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                arrivals.append(fitted(_arrival(path, number, line), max_model_len))
-    if not arrivals:
+        lines = [(f"{path.name} line {number}", line) for number, line in enumerate(file, start=1) if line.strip()]
+    if not lines:
         raise InvalidConfig("workload", str(path), "a file with at least one request")
-    return sorted(arrivals)
+    return [(where, _object(where, line)) for where, line in lines]
 
 
-def _arrival(path: Path, number: int, line: str) -> Arrival:
-    where = f"{path.name} line {number}"
+def _object(where: str, line: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise InvalidConfig("workload", where, "a JSON object")
-    given = values.get("prompt_token_ids")
-    prompt_len = values.get("prompt_len", len(given) if isinstance(given, list) else None)
-    output_len, at_s = values.get("max_tokens"), values.get("arrival_s", 0.0)
+    return values
+
+
+def arrival_s_of(where: str, values: Mapping[str, Any]) -> float:
+    """When the request of a line arrives, at once unless it says otherwise. Raises ``InvalidConfig``."""
+    at_s = values.get("arrival_s", 0.0)
     if isinstance(at_s, bool) or not isinstance(at_s, int | float) or not 0.0 <= at_s < math.inf:
         raise InvalidConfig(f"arrival_s in {where}", at_s, "a number of seconds, at least 0")
+    return float(at_s)
+
+
+def _arrival(where: str, values: Mapping[str, Any]) -> Arrival:
+    given = values.get("prompt_token_ids")
+    prompt_len = values.get("prompt_len", len(given) if isinstance(given, list) else None)
     return Arrival(
-        float(at_s), _length(f"prompt_len in {where}", prompt_len), _length(f"max_tokens in {where}", output_len)
+        arrival_s_of(where, values),
+        _length(f"prompt_len in {where}", prompt_len),
+        _length(f"max_tokens in {where}", values.get("max_tokens")),
     )
 
 
