@@ -28,6 +28,8 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK_SIZE = 16
+LONGEST = 512 + 1024 + 256
+"""Tokens of the longest request, shared prefix and output included. vLLM schedules nothing past a model's last position."""
 
 
 def scheduler_for(model: str, num_blocks: int, prefix: bool) -> Scheduler:
@@ -86,6 +88,8 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, default=8192)
     asked = parser.parse_args()
     scheduler = scheduler_for(asked.model, asked.num_blocks, asked.prefix)
+    if scheduler.max_model_len < LONGEST:
+        raise SystemExit(f"{asked.model}: max_position_embeddings is {scheduler.max_model_len}, the workload needs {LONGEST}")
     add_workload(scheduler, asked.prefix)
     gc.collect()
     spent, steps, tokens_out, scheduled = 0.0, 0, 0, 0
