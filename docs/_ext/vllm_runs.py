@@ -38,8 +38,20 @@ class Runs(Words):
         ]
         head = ("policy", "prefix cache", "rules", "steps", "tokens written", "preemptions", "seeds", "violations")
         total = sum(row["steps"] for row in recorded["rows"])
-        facts = f"vLLM {recorded['vllm']}, {recorded['date']}, {total:,} judged steps:"
-        return f"{facts}\n\n{table(head, rows, (10, 9, 17, 12, 13, 13, 10, 16))}"
+        facts = f"vLLM {recorded['vllm']}, {total:,} judged steps:"
+        said = "\n".join(origin(row) for row in recorded["rows"])
+        return (
+            f"{facts}\n\n{table(head, rows, (10, 9, 17, 12, 13, 13, 10, 16))}\n\nThe rows, in this order:\n\n{said}\n"
+        )
+
+
+def origin(row: dict) -> str:
+    """How a row can be had again."""
+    if "commit" not in row:
+        return "* before commands were recorded"
+    return (
+        f"* ``{row['command']}`` on {row['date']} at commit {row['commit']}, {row['versions']}, {row['seconds']:,.0f} s"
+    )
 
 
 class Pool(Words):

@@ -89,7 +89,9 @@ def main() -> None:
     asked = parser.parse_args()
     scheduler = scheduler_for(asked.model, asked.num_blocks, asked.prefix)
     if scheduler.max_model_len < LONGEST:
-        raise SystemExit(f"{asked.model}: max_position_embeddings is {scheduler.max_model_len}, the workload needs {LONGEST}")
+        raise SystemExit(
+            f"{asked.model}: max_position_embeddings is {scheduler.max_model_len}, the workload needs {LONGEST}"
+        )
     add_workload(scheduler, asked.prefix)
     gc.collect()
     spent, steps, tokens_out, scheduled = 0.0, 0, 0, 0

