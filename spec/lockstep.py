@@ -9,7 +9,7 @@ from spec.engine import Admission, InvalidRequest, Pool, PoolFactory
 from spec.explore import StepJudge
 from spec.model_pool import Answer, ModelPool
 from spec.replay import observe, step
-from spec.rules import Rule, RuleViolation, broken_rules, broken_state_rules
+from spec.rules import RULES, Rule, RuleViolation, broken_rules, broken_state_rules
 from spec.scope import Move, Scope, moves
 from spec.vocabulary import Event, Observe, State, initial_state
 
@@ -177,8 +177,8 @@ def turn_down(move: Move, pool: Pool, state: State, judge: StepJudge) -> None:
     try:
         answer: object = move.call(pool)
     except InvalidRequest:
-        if pool.snapshot() != before:
-            raise Differs("an invalid call changed something", "API-1") from None
+        if (shown := pool.snapshot()) != before:
+            raise _broken(RULES["API-1"], state, move.refusal, observe(state, shown)) from None
         return
     except Exception as error:  # noqa: BLE001  whatever a broken pool does
         raise Differs(f"an invalid call raised {error!r}") from None
@@ -198,8 +198,8 @@ def call(move: Move, pool: Pool, state: State, judge: StepJudge) -> State | None
         raise Differs(f"the call raised {error!r}") from None
     if isinstance(answer, Admission) or isinstance(expected, Admission):
         _same_refusal(answer, expected)
-        if observe(state, shown) != state:
-            raise Differs("a refused call changed something", "API-1")
+        if (shown := observe(state, shown)) != state:
+            raise _broken(RULES["API-1"], state, move.refusal, shown)
         return None
     after = _follow(state, answer, shown, judge)
     if pool.profile.choices == ModelPool.profile.choices and canonical(after) != canonical(model.state):

@@ -59,16 +59,16 @@ def held_hits(s: State, seq_id: SeqId) -> int:
 
 
 def hit(s: State, event: Hit) -> State:
-    """The blocks get one more holder; their tokens count as computed."""
+    """The blocks get one more holder; their tokens count as computed. Of equal blocks a look-up finds the same as before."""
     cached, cells = s.cached, s.cells
     s = take(s, event.blocks)
     size = s.config.block_size
-    kept = {b: cached[b] for b in event.blocks if b in cached}
+    kept = {b: key for b, key in cached.items() if b in s.cached or b in event.blocks}
     found = {at: cells[at] for b in event.blocks for at in range(b * size, (b + 1) * size) if at in cells}
     seq = replace(s.seqs[event.seq], num_computed_tokens=len(event.blocks) * size)
     return replace(
         s,
-        cached={**s.cached, **kept},
+        cached=kept,
         cells={**s.cells, **found},
         seqs={**s.seqs, event.seq: seq},
         block_tables={**s.block_tables, event.seq: event.blocks},

@@ -5,7 +5,30 @@ from dataclasses import dataclass, replace
 
 from spec.block_table import first_kept
 from spec.engine import Admission, Capability, Pool, Profile
-from spec.vocabulary import Config, Event, InvalidConfig, Prefix, Seq, SeqId, State, StepId, Token
+from spec.vocabulary import (
+    Append,
+    Call,
+    Complete,
+    Config,
+    Event,
+    Fork,
+    InvalidConfig,
+    Prefix,
+    Publish,
+    Refuse,
+    Release,
+    Reset,
+    Rollback,
+    Seq,
+    SeqId,
+    Start,
+    State,
+    StepId,
+    Submit,
+    SwapIn,
+    SwapOut,
+    Token,
+)
 
 PLAIN = frozenset({"allocate", "append", "fork", "release"})
 SWAP = frozenset({"swap_out", "swap_in"})
@@ -70,6 +93,23 @@ class Move:
                 return pool.submit(self.number, (self.seq,))
             case _:
                 return pool.complete(self.number)
+
+    @property
+    def refusal(self) -> Refuse:
+        """What happens if the call is turned down."""
+        calls: dict[str, Call] = {
+            "allocate": Start(self.seq, self.tokens),
+            "append": Append(self.seq, self.tokens),
+            "fork": Fork(self.seq, self.child),
+            "release": Release(self.seq),
+            "swap_out": SwapOut(self.seq, ()),
+            "swap_in": SwapIn(self.seq, ()),
+            "publish": Publish(self.seq, 0),
+            "rollback": Rollback(self.seq, self.number),
+            "submit": Submit(self.number, (self.seq,)),
+            "complete": Complete(self.number),
+        }
+        return Refuse(calls.get(self.operation, Reset()))
 
     def __str__(self) -> str:
         """The call as a person writes it."""

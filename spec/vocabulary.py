@@ -454,13 +454,16 @@ class Refuse:
     """A call was turned down: an invalid request at the door, or an operation without room. ``call`` is the event
     that it would have been, with empty choices."""
 
-    call: Add | Start | Append | Fork | SwapOut | SwapIn | Reset
+    call: "Call"
 
 
 @dataclass(frozen=True)
 class Observe:
     """An implementation showed itself: ``before`` is where its events lead, ``after`` is what it shows."""
 
+
+Call: TypeAlias = Add | Start | Append | Fork | Release | Rollback | SwapOut | SwapIn | Publish | Reset | Submit | Complete
+"""What can be turned down."""
 
 Event: TypeAlias = (
     Add

@@ -333,6 +333,16 @@ def test_a_sabotaged_pool_is_found(tooth: Tooth, tmp_path: Path) -> None:
     assert found.num_operations == tooth.num_operations
 
 
+def test_what_a_refused_call_has_changed_is_shown(tmp_path: Path) -> None:
+    tooth = next(tooth for tooth in TEETH if tooth.mutant.rule == "API-1")
+    with sabotaged(tooth.mutant, tmp_path) as package:
+        found = walk(tooth.scope, package.make_pool)
+    assert found.fault is not None
+    assert "event     Refuse(call=Append(seq=0, tokens=(0, 0)))" in found.fault.sentence
+    before, now = (line for line in found.fault.sentence.splitlines() if "seqs {0: Seq(" in line)
+    assert "tokens=(0, 0, 0)," in before and "tokens=(0, 0, 0, 0, 0)," in now
+
+
 def test_a_fault_says_how_one_gets_there(tmp_path: Path) -> None:
     with sabotaged(TEETH[0].mutant, tmp_path) as package:
         found = walk(TEETH[0].scope, package.make_pool)

@@ -377,3 +377,12 @@ def test_cache_13_a_reset_waits_for_every_block_if_the_engine_says_so() -> None:
     forbids("CACHE-13", in_use, Refuse(Reset()))
     allows("CACHE-13", replace(in_use, choices=Choices(resets_idle_only=True)), Refuse(Reset()))
     forbids("CACHE-13", replace(CHAIN, choices=Choices(resets_idle_only=True)), Refuse(Reset()))
+
+
+def test_of_equal_blocks_a_hit_leaves_the_first_one_first() -> None:
+    """Somebody published an equal block while nobody held the first one; look-ups go on to find the first one."""
+    equals = follow(initial_state(EMPTY.config, KEEPS_EQUALS), *stored(0, (5, 6), (0, 1)), Publish(0, 0))
+    equals = follow(equals, *stored(1, (5, 6), (2, 3)), Publish(1, 0), Release(0))
+    state = follow(equals, Start(2, (5, 9)), Hit(2, (0,)))
+    assert find(equals, CacheKey((5,))) == find(state, CacheKey((5,))) == 0
+    assert state.cached.keys() == {0, 2}
