@@ -7,12 +7,12 @@ import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from optimized.llm import LLM
 from optimized.model_core import Stats
@@ -27,11 +27,14 @@ class EngineStopped(RuntimeError):
 
 
 class EngineBusy(RuntimeError):
-    """As many requests are unfinished as the engine takes."""
+    """As many requests are unfinished, or tokens of prompts wait, as the engine takes."""
 
-    def __init__(self, num_unfinished: int) -> None:
-        super().__init__(f"{num_unfinished} requests are unfinished, and the engine takes no more")
+    def __init__(self, num_unfinished: int, num_waiting_tokens: int | None = None) -> None:
+        what = "requests are unfinished" if num_waiting_tokens is None else "tokens of prompts have no answer yet"
+        count = num_unfinished if num_waiting_tokens is None else num_waiting_tokens
+        super().__init__(f"{count} {what}, and the engine takes no more")
         self.num_unfinished = num_unfinished
+        self.num_waiting_tokens = num_waiting_tokens
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,13 @@ class AsyncLLM:
     ends the engine, and every consumer is told by ``EngineStopped``.
     """
 
-    def __init__(self, llm: LLM, max_unfinished: int | None = None) -> None:
-        """``max_unfinished`` is the most requests that wait or run; one more is turned down with ``EngineBusy``."""
+    def __init__(self, llm: LLM, max_unfinished: int | None = None, max_waiting_tokens: int | None = None) -> None:
+        """``max_unfinished`` is the most requests that wait or run, ``max_waiting_tokens`` the most tokens of prompts
+        that have no answer yet; more are turned down with ``EngineBusy``. A prompt that waits alone may have any length.
+        """
         self.llm = llm
         self._max_unfinished = max_unfinished
+        self._max_waiting_tokens = max_waiting_tokens
         # Texts are read in a thread, so that neither the event loop nor the engine waits; in one, so that who asks first
         # is served first.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-reader")
@@ -99,6 +105,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        cache_salt: str = "",
         output_kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> AsyncGenerator[RequestOutput]:
         """The answer as it grows; its last output is ``finished``. Outputs that nobody has fetched yet become one.
@@ -112,10 +119,11 @@ class AsyncLLM:
         self._engine.reserve(self._max_unfinished)
         try:
             checked = await stream.mailbox.loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
+            self._engine.queue(stream, checked, self._max_waiting_tokens)
         except BaseException:
             self._engine.give_back()
             raise
-        self._engine.post(_Add(stream, name, checked, sampling_params or SamplingParams(), priority))
+        self._engine.post(_Add(stream, name, checked, sampling_params or SamplingParams(), priority, cache_salt))
         shown: RequestOutput | None = None
         try:
             while shown is None or not shown.finished:
@@ -181,6 +189,8 @@ class _Stream:
         self.kind = kind
         self._arrived = asyncio.Event()
         self._message: Message | None = None
+        self.num_waiting_tokens = 0
+        """The tokens of its prompt, as long as it has no answer."""
 
     def arrive(self, message: Message) -> None:
         """Something came. Called in the event loop."""
@@ -230,6 +240,7 @@ class _Add:
     prompt: Prompt
     params: SamplingParams
     priority: int
+    cache_salt: str
 
 
 @dataclass(frozen=True)
@@ -260,6 +271,7 @@ class _EngineThread:
     def __init__(self, llm: LLM) -> None:
         self.is_open = True
         self.num_unfinished = 0
+        self.num_waiting_tokens = 0
         self.step_started: float | None = None
         self.step_ended: float | None = None
         self.stats = llm.stats()
@@ -268,7 +280,7 @@ class _EngineThread:
         self._streams: dict[str, _Stream] = {}
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._lock = threading.Lock()
-        """Guards ``num_unfinished`` and the end: after that nothing comes into the inbox that nobody reads."""
+        """Guards ``num_unfinished``, ``num_waiting_tokens`` and the end: after that nothing comes into the inbox that nobody reads."""
         self._has_ended = False
         self._cause: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kvproof-engine", daemon=True)
@@ -285,9 +297,27 @@ class _EngineThread:
                 raise EngineBusy(self.num_unfinished)
             self.num_unfinished += 1
 
-    def give_back(self) -> None:
+    def queue(self, stream: _Stream, prompt: Mapping[str, Any], max_waiting_tokens: int | None) -> None:
+        """Let its prompt wait, until there is an answer, or nobody waits for one."""
+        count = len(prompt["prompt_token_ids"])
+        with self._lock:
+            waiting = self.num_waiting_tokens
+            if max_waiting_tokens is not None and waiting and waiting + count > max_waiting_tokens:
+                raise EngineBusy(self.num_unfinished, waiting)
+            stream.num_waiting_tokens = count
+            self.num_waiting_tokens += count
+
+    def give_back(self, stream: _Stream | None = None) -> None:
+        """A request is over, or never was one."""
         with self._lock:
             self.num_unfinished -= 1
+            if stream is not None:
+                self._answered(stream)
+
+    def _answered(self, stream: _Stream) -> None:
+        """Its prompt waits no longer. Called with the lock."""
+        self.num_waiting_tokens -= stream.num_waiting_tokens
+        stream.num_waiting_tokens = 0
 
     def post(self, command: _Command) -> None:
         """The engine does it before its next step. One that has ended does not; it says so to a request that comes."""
@@ -296,6 +326,7 @@ class _EngineThread:
                 self._inbox.put(command)
             elif isinstance(command, _Add):
                 self.num_unfinished -= 1
+                self._answered(command.stream)
                 command.stream.arrive(self._stopped())
 
     def stop(self) -> None:
@@ -322,7 +353,7 @@ class _EngineThread:
         while not self._inbox.empty():
             command = self._inbox.get()
             if isinstance(command, _Add):
-                self.give_back()
+                self.give_back(command.stream)
                 self._tell(command.stream, self._stopped())
 
     def _stopped(self) -> EngineStopped:
@@ -358,9 +389,9 @@ class _EngineThread:
 
     def _add(self, command: _Add) -> None:
         try:
-            self._llm.add_request(command.name, command.prompt, command.params, command.priority)
+            self._llm.add_request(command.name, command.prompt, command.params, command.priority, command.cache_salt)
         except Exception as error:  # noqa: BLE001  whatever is wrong with one request is only its consumer's concern
-            self.give_back()
+            self.give_back(command.stream)
             self._tell(command.stream, error)
         else:
             self._streams[command.name] = command.stream
@@ -373,6 +404,9 @@ class _EngineThread:
         self.stats = self._llm.stats()
         for output in outputs:
             stream = self._streams[output.request_id]
+            if stream.num_waiting_tokens:
+                with self._lock:
+                    self._answered(stream)
             if output.finished:
                 self._forget(stream)
             if output.finished or stream.kind is not OutputKind.FINAL_ONLY:
@@ -388,4 +422,4 @@ class _EngineThread:
 
     def _forget(self, stream: _Stream) -> None:
         del self._streams[self._names.pop(stream)]
-        self.give_back()
+        self.give_back(stream)

@@ -29,6 +29,9 @@ MODULES: Mapping[str, str] = {
 }
 """What a distribution is imported as, where that is another name."""
 
+SECRET = frozenset({"KVPROOF_API_KEY"})
+"""Variables that are said to be there, and not shown: a bug report is public."""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -95,7 +98,11 @@ def examine() -> Findings:
         num_processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         model_folder=str(home()),
         default_model=_default_model(),
-        environment={name: value for name, value in sorted(os.environ.items()) if _concerns_us(name)},
+        environment={
+            name: "set, and not shown" if name in SECRET else value
+            for name, value in sorted(os.environ.items())
+            if _concerns_us(name)
+        },
         problems=[*foreign_kernels(), *problems],
     )
 

@@ -182,21 +182,28 @@ class LLM:
 
     # --- step by step -------------------------------------------------------------------------------------------------
 
-    def prompt_of(self, prompt: Prompt) -> Prompt:
+    def prompt_of(self, prompt: Prompt) -> dict[str, Any]:
         """A prompt with its token ids, checked, for ``add_request``; any thread may ask."""
         text, token_ids = self._read(prompt)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def add_request(
-        self, request_id: str, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         """Let a request wait. Raises ``InvalidRequest`` and changes nothing if it can never be served.
 
-        A smaller ``priority`` is served first, if that is the scheduling policy.
+        A smaller ``priority`` is served first, if that is the scheduling policy. Requests share cached blocks only with
+        those of the same ``cache_salt``.
         """
         if not isinstance(request_id, str) or request_id in self._names:
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
-        made = self._make(request_id, *self._read(prompt), sampling_params or SamplingParams(), priority=priority)
+        params = sampling_params or SamplingParams()
+        made = self._make(request_id, *self._read(prompt), params, priority=priority, cache_salt=cache_salt)
         self._core.check(made[0], made[2])
         self._add(*made)
 
@@ -318,6 +325,7 @@ class LLM:
         params: SamplingParams,
         before: Sequence[Made] = (),
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Made:
         """A request that is not added yet, and will be after those ``before``."""
         tokenizer = self.checkpoint.tokenizer
@@ -342,7 +350,11 @@ class LLM:
             stop_token_ids=(*(params.stop_token_ids or ()), *ends),
             priority=priority,
             # A hit would spare the work that is asked for, and the same prompt's blocks are of use to nobody else.
-            cache_salt="" if params.prompt_logprobs is None else f"prompt_logprobs of request {request_id}",
+            cache_salt=f"prompt_logprobs of request {request_id}"
+            if params.prompt_logprobs is not None
+            else f"salt {cache_salt}"
+            if cache_salt
+            else "",
         )
         outputs = {
             seq_id: OpenOutput(

@@ -12,15 +12,25 @@ from optimized.cli.printing import JsonOption, print_json
 
 
 @plain_errors
-def doctor(as_json: JsonOption = False) -> None:
-    """Say what is installed, which device and kernels would be used, and why."""
+def doctor(
+    flags: Annotated[
+        list[str] | None, typer.Argument(help="Flags of kvproof serve, after --, to see what they come to.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is installed, which device and kernels would be used, why, and where each setting of serve comes from."""
+    from optimized.cli import app
+    from optimized.cli.settings import settings_of
     from optimized.doctor import examine
 
-    found = examine()
+    settings, found = settings_of(app, "serve", flags or []), examine()
     if as_json:
-        print_json(found.as_json())
+        print_json({**found.as_json(), "settings": [asdict(each) for each in settings]})
     else:
         typer.echo(found.text())
+        typer.echo("settings of kvproof serve:")
+        for each in settings:
+            typer.echo(f"  {each.name:<26}{each.value:<24}{each.origin}")
     if found.problems:
         raise typer.Exit(FAILED)
 

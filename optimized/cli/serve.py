@@ -10,10 +10,14 @@ from typing import Annotated
 import typer
 
 from optimized.cli.guard import plain_errors
+from optimized.cli.settings import read_config, with_limits
+from optimized.server.limits import Limits
 
 
 @plain_errors
+@with_limits
 def serve(
+    *,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -34,6 +38,14 @@ def serve(
         bool,
         typer.Option(
             "--allow-unauthenticated", envvar="KVPROOF_ALLOW_UNAUTHENTICATED", help="Listen to all without a key."
+        ),
+    ] = False,
+    shared_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--shared-prefix-cache",
+            envvar="KVPROOF_SHARED_PREFIX_CACHE",
+            help="Callers with different keys find each other's blocks, and can tell that they do.",
         ),
     ] = False,
     served_model_name: Annotated[
@@ -69,22 +81,31 @@ def serve(
     ] = True,
     dtype: Annotated[str, typer.Option(envvar="KVPROOF_DTYPE", help="The type of the numbers.")] = "auto",
     seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
-    max_num_queued_reqs: Annotated[
-        int, typer.Option(envvar="KVPROOF_MAX_NUM_QUEUED_REQS", help="Requests that wait or run; one more is told 503.")
-    ] = 256,
-    shutdown_timeout: Annotated[
-        int, typer.Option(envvar="KVPROOF_SHUTDOWN_TIMEOUT", help="Seconds that requests get after the first signal.")
-    ] = 30,
+    scheduling_policy: Annotated[
+        str, typer.Option(envvar="KVPROOF_SCHEDULING_POLICY", help="fcfs, or priority: smaller numbers first.")
+    ] = "fcfs",
+    preemption_mode: Annotated[
+        str, typer.Option(envvar="KVPROOF_PREEMPTION_MODE", help="auto, recompute or swap.")
+    ] = "auto",
+    swap_space: Annotated[
+        float | None, typer.Option(envvar="KVPROOF_SWAP_SPACE", help="GiB of host memory for preempted requests.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="KVPROOF_CONFIG", help="A TOML file of these settings.", callback=read_config, is_eager=True
+        ),
+    ] = None,
+    limits: Limits,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
+    del config  # it has been read before anything else
     from optimized.llm import LLM
     from optimized.model_core import EngineArgs
-    from optimized.server.limits import Limits
     from optimized.server.serve import Address
     from optimized.server.serve import serve as run
 
-    limits = Limits(max_num_queued_reqs=max_num_queued_reqs, shutdown_timeout=shutdown_timeout)
-    address = Address(host, port, _keys(api_key or [], api_key_file), allow_unauthenticated)
+    address = Address(host, port, _keys(api_key or [], api_key_file), allow_unauthenticated, shared_prefix_cache)
     arguments = {
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
@@ -96,6 +117,9 @@ def serve(
         "enable_prefix_caching": prefix_caching,
         "dtype": dtype,
         "seed": seed,
+        "scheduling_policy": scheduling_policy,
+        "preemption_mode": preemption_mode,
+        "swap_space": swap_space,
     }
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -39,10 +39,14 @@ CLIENT_GONE = 499
 
 
 def make_app(
-    engine: AsyncLLM, names: Sequence[str], limits: Limits | None = None, keys: Sequence[str] = ()
+    engine: AsyncLLM,
+    names: Sequence[str],
+    limits: Limits | None = None,
+    keys: Sequence[str] = (),
+    shared_prefix_cache: bool = False,
 ) -> tuple[Guard, Service]:
     """The application, behind its guard, and the service that it calls."""
-    service = Service(engine, names, limits or Limits())
+    service = Service(engine, names, limits or Limits(), shared_prefix_cache)
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
     app = FastAPI(title="kvproof", version=_version(), docs_url=None, redoc_url=None, responses=errors)
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
@@ -50,6 +54,7 @@ def make_app(
     @app.post("/v1/completions", response_model=CompletionAnswer, response_model_exclude_none=False)
     async def completions(body: CompletionRequest, request: Request) -> Any:
         request_id = request.state.request_id
+        service.salt(body, request.state.key)
         if body.stream:
             return await _streamed(request, service.stream_completion(body, request_id))
         return await _whole(request, service.complete(body, request_id))
@@ -57,6 +62,7 @@ def make_app(
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat(body: ChatRequest, request: Request) -> Any:
         request_id = request.state.request_id
+        service.salt(body, request.state.key)
         if body.stream:
             return await _streamed(request, service.stream_chat(body, request_id))
         return await _whole(request, service.chat(body, request_id))

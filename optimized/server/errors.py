@@ -15,6 +15,7 @@ TYPES = {
     408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    429: "rate_limit_error",
     431: "invalid_request_error",
     500: "server_error",
     503: "server_error",
@@ -48,7 +49,7 @@ class RequestError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Whether it is worth another try: openai-python heeds both."""
-        if self.status == 503:
+        if self.status in (429, 503):
             return {"retry-after": str(RETRY_AFTER_S)}
         return {"x-should-retry": "false"}
 

@@ -1,19 +1,19 @@
-"""What happens to every request before anything else: an id, the key, and limits on its size. Pure ASGI."""
+"""What happens to every request before anything else: an id, the key, limits on its size and number. Pure ASGI."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
+from optimized.server.body import Message, Receive, read_body, replayed, too_large
 from optimized.server.errors import ErrorBody, RequestError
 from optimized.server.limits import Limits
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -28,13 +28,15 @@ class Guard:
         self.app = app
         self.limits = limits
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._num_of_key: Counter[bytes] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["key"] = request_id, b""
 
         async def named_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -42,58 +44,54 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope)
-            await self.app(scope, _bounded(receive, self.limits.max_body_bytes), named_send)
+            state["key"] = key = self._check(scope) or b""
+            if scope["method"] != "POST":
+                await self.app(scope, receive, named_send)
+                return
+            self._num_of_key[key] += 1
+            try:
+                body = await read_body(receive, self.limits)
+                if body is not None:
+                    await self.app(scope, replayed(body, receive), named_send)
+            finally:
+                self._num_of_key[key] -= 1
         except RequestError as error:
             await answer(error, named_send)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> bytes | None:
+        """The digest of the key that it came with. Raises ``RequestError``."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if len(headers) > self.limits.max_header_count:
             limit = self.limits.max_header_count
             raise RequestError(431, "too_many_headers", f"there are {len(headers)} headers, at most {limit} are read")
         # The path that the router uses, not one that is made from the Host header.
-        if self._digests and scope["path"] not in OPEN_PATHS and not self._is_known(headers):
+        key = self._key_of(headers)
+        if self._digests and scope["path"] not in OPEN_PATHS and key is None:
             raise RequestError(401, "invalid_api_key", "no valid key: send Authorization: Bearer KEY")
         given = [value for name, value in headers if name == b"content-length"]
         if given and given[0].isdigit() and int(given[0]) > self.limits.max_body_bytes:
-            raise _too_large(self.limits.max_body_bytes)
+            raise too_large(self.limits)
         if scope["method"] == "POST":
+            most = self.limits.max_per_key
+            if most and key is not None and self._num_of_key[key] >= most:
+                raise RequestError(429, "too_many_requests", f"this key has {most} requests at once (max_per_key)")
             kinds = [value.split(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
             if kinds != [b"application/json"]:
                 raise RequestError(
                     415, "unsupported_media_type", "the body must have the content type application/json"
                 )
+        return key
 
-    def _is_known(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether a key of ours is given. Every key is compared, whatever the first ones say."""
-        found = False
+    def _key_of(self, headers: list[tuple[bytes, bytes]]) -> bytes | None:
+        """The digest of the key that is given, if it is one of ours. Every key is compared, whatever the first ones say."""
+        found = None
         for name, value in headers:
             kind, _, key = value.partition(b" ")
             if name == b"authorization" and kind.lower() == b"bearer":
                 digest = hashlib.sha256(key.strip()).digest()
                 for known in self._digests:
-                    found |= hmac.compare_digest(digest, known)
+                    found = digest if hmac.compare_digest(digest, known) else found
         return found
-
-
-def _bounded(receive: Receive, most: int) -> Receive:
-    """A body that ends with an error where it becomes too long, whatever its length was said to be."""
-    total = 0
-
-    async def bounded_receive() -> Message:
-        nonlocal total
-        message = await receive()
-        total += len(message.get("body", b""))
-        if total > most:
-            raise _too_large(most)
-        return message
-
-    return bounded_receive
-
-
-def _too_large(most: int) -> RequestError:
-    return RequestError(413, "request_too_large", f"the body is larger than {most:,} bytes")
 
 
 async def answer(error: RequestError, send: Send) -> None:

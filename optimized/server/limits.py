@@ -1,31 +1,51 @@
-"""What a server takes at most. Each limit is a flag of ``kvproof serve`` and has an error of its own."""
+"""What a server takes at most. Each limit is a flag of ``kvproof serve``, made from what is written here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-from spec.vocabulary import InvalidConfig
+
+def _limit(default: int, text: str, least: int = 1) -> int:
+    """A field with what its flag says."""
+    made: int = field(default=default, metadata={"help": text, "least": least})
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Counts and bytes. A request over a limit is answered before any work is done for it."""
+    """Counts, bytes and seconds. A request over a limit is answered before any work is done for it."""
 
-    max_body_bytes: int = 4 << 20
-    max_header_count: int = 100
-    max_prompts: int = 64
-    max_choices: int = 128
-    """Prompts times ``n``."""
-    max_num_queued_reqs: int = 256
-    """Requests that wait or run; one more is answered 503."""
-    max_request_seconds: int = 600
-    stall_seconds: int = 10
-    """A step that takes longer than this makes ``/health`` say so."""
-    shutdown_timeout: int = 30
-    """How long requests may go on after the first signal."""
+    max_head_bytes: int = _limit(16 << 10, "Bytes of the request line and the headers.", 256)
+    max_header_count: int = _limit(100, "Headers of a request.")
+    max_body_bytes: int = _limit(4 << 20, "Bytes of a body.")
+    max_json_depth: int = _limit(64, "Brackets inside each other in a body.")
+    head_timeout: int = _limit(10, "Seconds in which a request's headers must have come.")
+    body_timeout: int = _limit(30, "Seconds in which a request's body must have come.")
+    keep_alive_timeout: int = _limit(5, "Seconds that a connection may be idle between two requests.")
+    max_connections: int = _limit(1024, "Connections; one more is told 503.", 2)
+    max_prompts: int = _limit(64, "Prompts of a request.")
+    max_n: int = _limit(64, "Answers to each prompt.")
+    max_choices: int = _limit(128, "Prompts times answers.")
+    max_logprobs: int = _limit(20, "Likeliest tokens that are told, of a prompt or an answer.", 0)
+    max_stop_strings: int = _limit(4, "Stop strings.", 0)
+    max_stop_characters: int = _limit(256, "Characters of a stop string.")
+    max_logit_biases: int = _limit(300, "Tokens with a bias.", 0)
+    max_bad_words: int = _limit(128, "Bad words.", 0)
+    max_num_queued_reqs: int = _limit(256, "Requests that wait or run; one more is told 503.")
+    max_num_queued_tokens: int = _limit(
+        0, "Tokens of prompts that have no answer yet; more are told 503. 0 is 8 full steps.", 0
+    )
+    max_per_key: int = _limit(0, "Requests of one key at once; one more is told 429. 0 is any number.", 0)
+    max_request_seconds: int = _limit(600, "Seconds that an answer may take.")
+    stream_buffer_bytes: int = _limit(256 << 10, "Bytes that wait for one client to read them.")
+    send_timeout: int = _limit(30, "Seconds after which a client that reads nothing is given up.")
+    stall_seconds: int = _limit(10, "Seconds without progress after which /health is 503.")
+    shutdown_timeout: int = _limit(30, "Seconds that requests get after the first signal.", 0)
 
     def __post_init__(self) -> None:
+        from spec.vocabulary import InvalidConfig  # the command line reads this file for every command
+
         for each in fields(self):
-            value = getattr(self, each.name)
-            if type(value) is not int or not 0 <= value < 1 << 40 or (value == 0 and each.name != "shutdown_timeout"):
-                raise InvalidConfig(each.name, value, "a whole number, at least 1")
+            value, least = getattr(self, each.name), each.metadata["least"]
+            if type(value) is not int or not least <= value < 1 << 40:
+                raise InvalidConfig(each.name, value, f"a whole number, at least {least}")

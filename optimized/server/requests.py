@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from optimized.sampling import SamplingParams
 from optimized.server.errors import RequestError, unsupported
+from optimized.server.limits import Limits
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
 Prompts: TypeAlias = str | list[str] | list[TokenId] | list[list[TokenId]]
@@ -57,7 +58,7 @@ class SamplingFields(BaseModel):
     model: str | None = None
     temperature: Finite | None = Field(None, ge=0.0)
     top_p: Finite | None = Field(None, gt=0.0, le=1.0)
-    n: int | None = Field(None, ge=1, le=64)
+    n: int | None = Field(None, ge=1, lt=1 << 31)
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -65,7 +66,7 @@ class SamplingFields(BaseModel):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     presence_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
-    logit_bias: dict[str, Finite] | None = Field(None, max_length=300)
+    logit_bias: dict[str, Finite] | None = None
     response_format: ResponseFormat | None = None
     # vLLM's own
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
@@ -77,8 +78,9 @@ class SamplingFields(BaseModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = Field(None, max_length=128)
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
+    cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern="^[ -~]+$")
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
     return_token_ids: bool | None = None
     # Said by clients without being asked, and of no meaning here.
@@ -98,6 +100,22 @@ class SamplingFields(BaseModel):
     def with_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def check_limits(self, limits: Limits, **counts: int | None) -> None:
+        """Raise for more than this server gives. ``counts`` are fields that have ``max_logprobs`` for their limit."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        for field, count, limit in (
+            ("n", self.choices, "max_n"),
+            ("stop", len(stop), "max_stop_strings"),
+            ("stop", max(map(len, stop), default=0), "max_stop_characters"),
+            ("logit_bias", len(self.logit_bias or ()), "max_logit_biases"),
+            ("bad_words", len(self.bad_words or ()), "max_bad_words"),
+            ("prompt_logprobs", self.prompt_logprobs or 0, "max_logprobs"),
+            *((field, count or 0, "max_logprobs") for field, count in counts.items()),
+        ):
+            most: int = getattr(limits, limit)
+            if count > most:
+                raise RequestError(400, "invalid_value", f"{field}: {count} is more than {most} ({limit})", field)
 
     def check_stream(self) -> None:
         """Raise if options of a stream are given where there is none."""
@@ -129,8 +147,8 @@ class CompletionRequest(SamplingFields):
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: int | None = Field(None, ge=1, le=64)
+    logprobs: int | None = Field(None, ge=0, lt=1 << 31)
+    best_of: int | None = Field(None, ge=1, lt=1 << 31)
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
@@ -188,7 +206,7 @@ class ChatRequest(SamplingFields):
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
     add_generation_prompt: bool | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None

@@ -16,16 +16,17 @@ from optimized.async_llm import AsyncLLM
 from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.server.app import make_app
+from optimized.server.connection import connection_class
+from optimized.server.guard import Guard
 from optimized.server.limits import Limits
 from optimized.server.service import Service
 from spec.vocabulary import InvalidConfig
 
 logger = logging.getLogger("kvproof.server")
 
-HEAD_BYTES = 16 << 10
-KEEP_ALIVE_S = 5
-MAX_CONNECTIONS = 1024
 HEARTBEAT_S = 10.0
+FULL_STEPS = 8
+"""So many steps' worth of prompts may wait, unless ``max_num_queued_tokens`` says something else."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Address:
     port: int = 8000
     keys: Sequence[str] = field(default=(), repr=False)
     allow_unauthenticated: bool = False
+    shared_prefix_cache: bool = False
+    """Whether callers with different keys share cached blocks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -69,26 +72,9 @@ class _Server(uvicorn.Server):
 
 def serve(llm: LLM, names: Sequence[str], address: Address, limits: Limits, say: Callable[[str], None]) -> None:
     """Serve until a signal comes. ``say`` gets the lines for whoever started it."""
-    engine = AsyncLLM(llm, max_unfinished=limits.max_num_queued_reqs)
-    app, service = make_app(engine, names, limits, address.keys)
-    config = uvicorn.Config(
-        app,
-        host=address.host,
-        port=address.port,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=True,
-        h11_max_incomplete_event_size=HEAD_BYTES,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=limits.shutdown_timeout,
-        limit_concurrency=MAX_CONNECTIONS,
-    )
-    server = _Server(config, service)
+    engine = make_engine(llm, limits)
+    app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache)
+    server = _Server(uvicorn_config(app, address, limits), service)
     limits_of_engine = llm.config
     num_full = llm.config.num_blocks * llm.config.block_size // limits_of_engine.max_model_len
     say(
@@ -96,6 +82,33 @@ def serve(llm: LLM, names: Sequence[str], address: Address, limits: Limits, say:
         f"room for {num_full:,} requests of {llm.config.max_model_len:,} tokens"
     )
     asyncio.run(_run(server, engine, address, say))
+
+
+def make_engine(llm: LLM, limits: Limits) -> AsyncLLM:
+    """The engine with the server's queue."""
+    most_tokens = limits.max_num_queued_tokens or FULL_STEPS * llm.config.max_num_batched_tokens
+    return AsyncLLM(llm, limits.max_num_queued_reqs, most_tokens)
+
+
+def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Config:
+    """How connections are read: by h11, which bounds a head, and by ours, which bounds its time."""
+    return uvicorn.Config(
+        app,
+        host=address.host,
+        port=address.port,
+        http=connection_class(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=True,
+        h11_max_incomplete_event_size=limits.max_head_bytes,
+        timeout_keep_alive=limits.keep_alive_timeout,
+        timeout_graceful_shutdown=limits.shutdown_timeout,
+        limit_concurrency=limits.max_connections,
+    )
 
 
 async def _run(server: _Server, engine: AsyncLLM, address: Address, say: Callable[[str], None]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
@@ -42,13 +44,16 @@ encode = msgspec.json.Encoder().encode
 class Service:
     """One engine, one model, and the names that it goes by."""
 
-    def __init__(self, engine: AsyncLLM, names: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self, engine: AsyncLLM, names: Sequence[str], limits: Limits, shared_prefix_cache: bool = False
+    ) -> None:
         self.engine = engine
         self.names = tuple(names)
         self.limits = limits
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.names[0])
         self.is_draining = False
+        self._secret = None if shared_prefix_cache else secrets.token_bytes(32)
 
     def check_model(self, name: str | None) -> None:
         """Raise if another model is asked for."""
@@ -56,6 +61,12 @@ class Service:
             raise RequestError(
                 404, "model_not_found", f"there is no model {name[:200]!r}, only {self.names[0]!r}", "model"
             )
+
+    def salt(self, body: SamplingFields, key: bytes) -> None:
+        """Callers with different keys share no cached blocks: how fast an answer begins would tell what others asked."""
+        if key and self._secret is not None:
+            own = hmac.new(self._secret, key, "sha256").hexdigest()
+            body.cache_salt = f"{own} {body.cache_salt or ''}"
 
     # --- completions --------------------------------------------------------------------------------------------------
 
@@ -133,6 +144,7 @@ class Service:
         self.check_model(body.model)
         body.check()
         prompts: list[Prompt] = list(body.prompts())
+        body.check_limits(self.limits, logprobs=body.logprobs)
         self._check_counts(len(prompts), body.choices)
         asked = body.prompt_logprobs if body.prompt_logprobs is not None else body.logprobs if body.echo else None
         return prompts, body.sampling(body.max_tokens or COMPLETION_TOKENS, body.logprobs, asked)
@@ -205,6 +217,7 @@ class Service:
     async def _chat(self, body: ChatRequest) -> tuple[list[Prompt], SamplingParams]:
         self.check_model(body.model)
         body.check()
+        body.check_limits(self.limits, top_logprobs=body.top_logprobs)
         self._check_counts(1, body.choices)
         params = body.sampling(
             body.most_tokens, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
@@ -217,17 +230,13 @@ class Service:
     def _check_counts(self, num_prompts: int, choices: int) -> None:
         most = self.limits
         if num_prompts > most.max_prompts:
-            raise RequestError(
-                400,
-                "too_many_prompts",
-                f"there are {num_prompts} prompts, at most {most.max_prompts} are taken",
-                "prompt",
-            )
+            message = f"there are {num_prompts} prompts, at most {most.max_prompts} are taken (max_prompts)"
+            raise RequestError(400, "too_many_prompts", message, "prompt")
         if num_prompts * choices > most.max_choices:
             raise RequestError(
                 400,
                 "too_many_choices",
-                f"{num_prompts} x {choices} answers are asked for, at most {most.max_choices}",
+                f"{num_prompts} x {choices} answers are asked for, at most {most.max_choices} (max_choices)",
                 "n",
             )
         if self.is_draining:
@@ -252,7 +261,13 @@ class Service:
         """The outputs of one prompt, counted. Raises ``RequestError`` where one says that something went wrong."""
         started, first = time.monotonic(), 0.0
         total: RequestOutput | None = None
-        stream = self.engine.generate(prompt, params, priority=body.priority or 0, output_kind=OutputKind.CUMULATIVE)
+        stream = self.engine.generate(
+            prompt,
+            params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            output_kind=OutputKind.CUMULATIVE,
+        )
         try:
             async with contextlib.aclosing(stream) as outputs:
                 async for output in outputs:

@@ -4,17 +4,19 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import uvicorn
 
-from optimized import LLM, AsyncLLM
+from optimized import LLM
 from optimized.checkpoint import Checkpoint
 from optimized.server.app import make_app
 from optimized.server.limits import Limits
+from optimized.server.serve import Address, make_engine, uvicorn_config
 from tests.llm.conftest import tiny as tiny  # noqa: PLC0414  the fixture
 
 JSON = {"content-type": "application/json"}
@@ -45,19 +47,9 @@ class RunningServer:
     """The server, and a client that says exactly what it is told."""
 
     def __init__(self, llm: LLM, limits: Limits, keys: tuple[str, ...] = ()) -> None:
-        self.engine = AsyncLLM(llm, max_unfinished=limits.max_num_queued_reqs)
+        self.engine = make_engine(llm, limits)
         self.app, self.service = make_app(self.engine, ["tiny", "alias"], limits, keys)
-        config = uvicorn.Config(
-            self.app,
-            port=0,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            h11_max_incomplete_event_size=16 << 10,
-        )
-        self.server = uvicorn.Server(config)
+        self.server = uvicorn.Server(uvicorn_config(self.app, Address(port=0), limits))
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
         self._thread.start()
         while not self.server.started:
@@ -99,6 +91,38 @@ class RunningServer:
 def running(tiny: Checkpoint, limits: Limits | None = None, keys: tuple[str, ...] = (), **engine: Any) -> RunningServer:
     arguments = {"block_size": 4, "max_num_seqs": 16, **engine}
     return RunningServer(LLM(tiny, **arguments), limits or Limits(), keys)
+
+
+def waited_for(holds: Callable[[], bool]) -> bool:
+    """Whether it holds, after a while at the latest."""
+    deadline = time.monotonic() + 20
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+def slowed(server: RunningServer) -> list[float]:
+    """Each step takes longer as long as the list is not empty."""
+    pause, step = [0.02], server.engine.llm.step
+
+    def slow_step() -> Any:
+        time.sleep(pause[0] if pause else 0.0)
+        return step()
+
+    server.engine.llm.step = slow_step  # type: ignore[method-assign]
+    return pause
+
+
+def held(server: RunningServer) -> threading.Event:
+    """No step begins before the event is set."""
+    gate, step = threading.Event(), server.engine.llm.step
+
+    def step_behind_gate() -> Any:
+        gate.wait()
+        return step()
+
+    server.engine.llm.step = step_behind_gate  # type: ignore[method-assign]
+    return gate
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,239 @@
+"""Each limit of a server has its flag, its environment variable and its answer, and ``doctor`` says where it comes from."""
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from optimized.checkpoint import Checkpoint
+from optimized.cli import app
+from optimized.cli.settings import settings_of, variable_of
+from optimized.server.body import is_deeper
+from optimized.server.limits import Limits
+from spec.vocabulary import InvalidConfig
+from tests.server.conftest import RunningServer, held, running, waited_for
+
+SMALL = Limits(
+    max_head_bytes=1000,
+    max_header_count=10,
+    max_body_bytes=2000,
+    max_json_depth=4,
+    head_timeout=1,
+    body_timeout=1,
+    max_prompts=2,
+    max_n=3,
+    max_choices=4,
+    max_logprobs=2,
+    max_stop_strings=1,
+    max_stop_characters=3,
+    max_logit_biases=1,
+    max_bad_words=1,
+    max_num_queued_tokens=8,
+    max_per_key=1,
+)
+
+
+@pytest.fixture(scope="module")
+def small(tiny: Checkpoint) -> Iterator[RunningServer]:
+    started = running(tiny, SMALL)
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        ({"prompt": ["a"] * 3}, "max_prompts"),
+        ({"n": 4}, "max_n"),
+        ({"prompt": ["a", "b"], "n": 3}, "max_choices"),
+        ({"logprobs": 3}, "max_logprobs"),
+        ({"prompt_logprobs": 3}, "max_logprobs"),
+        ({"stop": ["a", "b"]}, "max_stop_strings"),
+        ({"stop": "abcd"}, "max_stop_characters"),
+        ({"logit_bias": {"1": 1, "2": 1}}, "max_logit_biases"),
+        ({"bad_words": ["a", "b"]}, "max_bad_words"),
+        ({"metadata": {"a": {"b": {"c": {}}}}}, "max_json_depth"),
+    ],
+    ids=str,
+)
+def test_a_request_over_a_limit_is_told_which(small: RunningServer, body: dict[str, object], limit: str) -> None:
+    found = small.complete(max_tokens=2, **body)
+    assert found.status == 400
+    assert f"({limit})" in found.json["error"]["message"]
+    assert small.complete(max_tokens=2).status == 200
+
+
+def test_a_salt_is_of_printable_characters(small: RunningServer) -> None:
+    for salt in ("", "a" * 129, "\n", "é"):
+        assert small.complete(cache_salt=salt).json["error"]["param"] == "cache_salt"
+    assert small.complete(cache_salt="mine", max_tokens=2).status == 200
+
+
+def said(server: RunningServer, *parts: bytes) -> bytes:
+    """What the server answers to these bytes before it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+            found = b""
+            while more := connection.recv(1 << 16):
+                found += more
+        except ConnectionResetError:
+            pass
+        return found
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
+
+
+def test_who_takes_too_long_to_ask_is_told_so(small: RunningServer) -> None:
+    late = said(small, b"GET /health HTTP/1.1\r\nhost:")
+    assert late.startswith(b"HTTP/1.1 408 ")
+    assert b"(head_timeout)" in late
+    late = said(small, POST + b"content-length: 9\r\n\r\n{")
+    assert late.startswith(b"HTTP/1.1 408 ")
+    assert b"(body_timeout)" in late
+    assert said(small) == b""  # who says nothing at all is only hung up on
+
+
+def test_who_says_too_much_is_told_so(small: RunningServer) -> None:
+    assert said(small, b"GET /health HTTP/1.1\r\nx: " + b"y" * 4000).startswith(b"HTTP/1.1 400 ")
+    assert small.ask("GET", "/health", headers={f"x-{i}": "1" for i in range(11)}).status == 431
+    chunk = b"800\r\n" + b"a" * 2048 + b"\r\n"
+    assert said(small, POST + b"transfer-encoding: chunked\r\n\r\n" + chunk).startswith(b"HTTP/1.1 413 ")
+    assert small.complete(prompt="a" * 3000).status == 413
+
+
+def test_a_depth_is_counted_outside_of_strings_and_in_linear_time() -> None:
+    assert not is_deeper(b"[" * 4 + b"]" * 4, 4)
+    assert is_deeper(b"[" * 5 + b"]" * 5, 4)
+    assert is_deeper(b'{"a":[' * 3 + b"]}" * 3, 4)
+    assert not is_deeper(json.dumps({"a": "[" * 99, "b": '"]}{["'}).encode(), 4)
+    assert not is_deeper(b"[" + b"[1]," * 99 + b"1]", 4)
+    for hostile in (b"[" * (1 << 20), b"[]" * (1 << 19), b'"' + b'\\"[' * (1 << 19), b'"[' * (1 << 19)):
+        is_deeper(hostile, 64)
+
+
+def test_a_queue_is_bounded_in_tokens_too_but_for_who_is_alone(tiny: Checkpoint) -> None:
+    server = running(tiny, replace(SMALL, max_per_key=0))
+    try:
+        ids = [5] * 20
+        assert server.complete(prompt=ids, max_tokens=1).status == 200
+        gate = held(server)
+        refused = server.complete(prompt=[ids, ids], max_tokens=1)
+        gate.set()
+        assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
+        assert "20 tokens of prompts have no answer yet" in refused.json["error"]["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert waited_for(lambda: server.engine.health.num_unfinished == 0)
+        assert server.complete(prompt=[ids[:4], ids[:4]], max_tokens=1).status == 200
+    finally:
+        server.stop()
+
+
+def test_callers_share_cached_blocks_only_with_their_own_key(tiny: Checkpoint) -> None:
+    server = running(tiny, keys=("one", "two"))
+    try:
+
+        def hits(key: str, **more: object) -> int:
+            before = server.engine.stats().hit_tokens
+            body = {"prompt": "a prompt of several blocks", "max_tokens": 1, **more}
+            assert server.ask("POST", "/v1/completions", body, {"authorization": f"Bearer {key}"}).status == 200
+            return server.engine.stats().hit_tokens - before
+
+        assert (hits("one"), hits("two")) == (0, 0)
+        assert hits("one") == hits("two") == 24
+        assert (hits("two", cache_salt="x"), hits("two", cache_salt="x")) == (0, 24)
+    finally:
+        server.stop()
+
+
+def test_a_key_has_so_many_requests_at_once(tiny: Checkpoint) -> None:
+    server = running(tiny, replace(SMALL, max_num_queued_tokens=0, body_timeout=30), keys=("one", "two"))
+    try:
+        head = b"authorization: Bearer one\r\ncontent-length: 9\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(POST + head)
+            body, one = {"prompt": "a", "max_tokens": 1}, {"authorization": "Bearer one"}
+            while (found := server.ask("POST", "/v1/completions", body, one)).status == 200:
+                pass
+            assert (found.status, found.json["error"]["code"]) == (429, "too_many_requests")
+            assert found.headers["retry-after"]
+            two = {"authorization": "Bearer two"}
+            assert server.ask("POST", "/v1/completions", body, two).status == 200
+        while server.ask("POST", "/v1/completions", body, one).status != 200:
+            pass
+    finally:
+        server.stop()
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def origins(*flags: str) -> dict[str, tuple[str, str]]:
+    return {each.name: (each.value, each.origin) for each in settings_of(app, "serve", flags)}
+
+
+def test_the_command_line_beats_the_environment_and_that_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        'port = 1\nmax-num-seqs = 2\nseed = 3\nserved-model-name = ["a", "b"]\nenable_prefix_caching = false'
+    )
+    monkeypatch.setenv("KVPROOF_PORT", "11")
+    monkeypatch.setenv("KVPROOF_SEED", "12")
+    monkeypatch.setenv("KVPROOF_API_KEY", "secret")
+    found = origins("--config", str(path), "--port", "21")
+    assert found["port"] == ("21", "command line")
+    assert found["seed"] == ("12", "environment")
+    assert found["max-num-seqs"] == ("2", "file")
+    assert found["served-model-name"] == ("a, b", "file")
+    assert found["enable-prefix-caching"] == ("False", "file")
+    assert found["host"] == ("127.0.0.1", "default")
+    assert found["api-key"] == ("set, and not shown", "environment")
+    shown = CliRunner().invoke(app, ["doctor", "--", "--config", str(path)]).stdout
+    assert re.search(r"max-num-seqs +2 +file", shown)
+    assert "secret" not in shown
+
+
+def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in fields(Limits):
+        monkeypatch.setenv(variable_of(each.name), "777")
+    found = origins()
+    assert {found[each.name.replace("_", "-")] for each in fields(Limits)} == {("777", "environment")}
+    for name in found:
+        monkeypatch.setenv(variable_of(name.replace("-", "_")), "1")
+    monkeypatch.delenv("KVPROOF_CONFIG")
+    assert {name for name, (_, origin) in origins().items() if origin != "environment"} == {"config"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("por = 1", "por is no setting of serve"),
+        ("port = 1.5", "Invalid value for '--port'"),
+        ("[port]", "port is {}, not one value"),
+        ("port", "is not TOML"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:
+    path = tmp_path / "c"
+    if text is not None:
+        path.write_text(text)
+    found = CliRunner().invoke(app, ["serve", "--config", str(path)], env={"COLUMNS": "500"})
+    assert found.exit_code == 2
+    assert sentence in " ".join(re.sub("[│╭╮╰╯─]", "", found.stderr).split())
+
+
+def test_a_limit_is_a_whole_number() -> None:
+    for value in (0, -1, 1.5, True, 1 << 40):
+        with pytest.raises(InvalidConfig, match="max_body_bytes is"):
+            Limits(max_body_bytes=value)  # type: ignore[arg-type]
+    assert Limits(shutdown_timeout=0).shutdown_timeout == 0
