@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, bytes_per_block, num_blocks_for
 from optimized.checkpoint import Checkpoint, ModelConfig
-from optimized.device import Failure
+from optimized.device import Failure, Sampled
 from optimized.plan import Plan
 from optimized.pool import blocks_needed
 from optimized.step import Outcome
@@ -252,7 +252,7 @@ class TorchCore:
             return Outcome()
         plan = self.core.schedule()
         try:
-            sampled = self.device.run(plan)
+            sampled = self.run(plan)
         except BaseException:
             self._give_up(plan)
             raise
@@ -262,6 +262,10 @@ class TorchCore:
         if outcome.failed:
             self._forget_ended()
         return outcome
+
+    def run(self, plan: Plan) -> Sequence[Sampled]:
+        """What the device makes of a plan."""
+        return self.device.run(plan)
 
     def abort(self, request_id: RequestId) -> None:
         live = self.core.scheduler.requests.get(request_id)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,6 +55,7 @@ def offline(
     prefix_caching: Annotated[
         bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Find blocks by what is in them.")
     ] = True,
+    serial: Annotated[bool, typer.Option("--serial", help="One request after the other, for latency.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """A whole engine on a workload: greedy, end tokens ignored, every request from its arrival on."""
@@ -68,8 +70,63 @@ def offline(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
     )
-    facts = with_status("Serving", lambda say: bench_offline(llm, tasks, say))
+    facts = with_status("Serving", lambda say: bench_offline(llm, tasks, say, serial))
     _show(facts, as_json)
+
+
+@app.command()
+@plain_errors
+def compare(
+    workloads: Annotated[
+        list[Path], typer.Argument(metavar="WORKLOAD", help="Files with a line of JSON for each request.")
+    ],
+    model: Annotated[str, typer.Option(help="A Hugging Face directory that every side can load.")],
+    peer: Annotated[list[str], typer.Option(metavar="NAME=DIR", help="Another engine: DIR has a program named run.")],
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often each side serves the workload.")] = 5,
+    prefix_caching: Annotated[
+        bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="On every side.")
+    ] = False,
+    serial: Annotated[bool, typer.Option("--serial", help="One request after the other, for latency.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Our engine and others on the same workload, in turn: ratios with their spread, and the share of the floor."""
+    from optimized.bench_compare import Side, our_command, peer_command
+    from optimized.bench_compare import compare as compare_sides
+    from optimized.bench_offline import read_tasks
+    from optimized.checkpoint import load_checkpoint
+    from optimized.floor import Floor
+    from spec.vocabulary import InvalidConfig
+
+    for workload in workloads:
+        read_tasks(workload)
+    commands = {}
+    for each in peer:
+        name, equals, folder = each.partition("=")
+        if not name or not equals or name in commands or name == "kvproof":
+            raise InvalidConfig("peer", each, "NAME=DIR, each name once, and not kvproof")
+        commands[name] = peer_command(Path(folder), model, prefix_caching)
+    config = load_checkpoint(Path(model)).config
+    sides: list[Side] = []
+    try:
+        sides.append(Side("kvproof", our_command(model, prefix_caching)))
+        sides += [Side(name, command) for name, command in commands.items()]
+        import torch
+
+        floor = Floor(config, getattr(torch, sides[0].greeting["dtype"]))
+        found = []
+        for workload in workloads:
+
+            def compared(say: Callable[[str], None], workload: Path = workload) -> dict[str, Any]:
+                return compare_sides(sides[0], sides[1:], workload, rounds, serial, floor.seconds, say)
+
+            found.append(with_status(f"{workload.stem}:", compared))
+            if not as_json:
+                _show_comparison(found[-1])
+        if as_json:
+            print_json({"model": model, "prefix_caching": prefix_caching, "comparisons": found})
+    finally:
+        for side in sides:
+            side.close()
 
 
 def _show(facts: dict[str, object], as_json: bool) -> None:
@@ -78,3 +135,19 @@ def _show(facts: dict[str, object], as_json: bool) -> None:
         return
     for name, value in facts.items():
         typer.echo(f"{name.replace('_', ' '):<24} {value}")
+
+
+def _show_comparison(facts: dict[str, Any]) -> None:
+    """A line for each side and each ratio: the median, and in brackets the extremes."""
+
+    def line(name: str, unit: str, of: dict[str, float]) -> None:
+        typer.echo(f"{name:<36} {of['median']:>10.4g} {unit} ({of['least']:g} to {of['largest']:g})")
+
+    busy = facts["neighbours"]
+    others = "not known" if busy is None else f"{busy} CPUs"
+    typer.echo(f"{facts['workload']}, {facts['rounds']} rounds, most used by others: {others}")
+    for name, side in facts["sides"].items():
+        line(f"  {name}, tokens in and out", "/ s", side["tokens_per_s"])
+    for name, ratio in facts["ratio"].items():
+        line(f"  kvproof over {name}", "x", ratio)
+    line("  the floor's time over kvproof's", "", facts["floor_share"])
