@@ -13,7 +13,7 @@ from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
 
 BASE = ("numpy", "typer", "rich", "tqdm")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "engine": ("torch", "triton", "tokenizers", "safetensors", "gguf", "minijinja"),
+    "engine": ("torch", "triton", "tokenizers", "safetensors", "gguf", "minijinja", "numba"),
     "server": ("fastapi", "starlette", "uvicorn", "h11", "pydantic", "msgspec", "prometheus-client"),
     "conformance": ("pytest", "hypothesis"),
     "formal": ("z3-solver", "cvc5", "crosshair-tool"),

@@ -124,6 +124,8 @@ def allowance(path: Path) -> Allowance:
             return Allowance(("spec",))
         case ("reference", *_):
             return Allowance(("reference", *ENGINE_MAY_KNOW), frozenset({"numpy"}))
+        case ("kernels", "cpu", *_):
+            return Allowance(("kernels",), frozenset({"torch", "numpy", "numba", "llvmlite"}))
         case ("kernels", *_):
             return Allowance(("kernels",), frozenset({"torch", "triton", "numba"}))
         case ("optimized", *_) if is_command_line(path):

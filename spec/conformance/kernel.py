@@ -210,7 +210,7 @@ def reads(kernel: AttentionKernel, call: Call, names: Array, quiet: Array) -> di
     for slot in range(len(names)):
         cell = call.key_cache[slot // size, slot % size]
         for head in range(call.key_cache.shape[2]):
-            cell[head, head] = stored(np.array(LOUD), call.dtype)
+            cell[head, head] = stored(np.array([LOUD]), call.dtype)[0]
         out, _ = run(kernel, call)
         cell[...] = stored(np.zeros(cell.shape), call.dtype)
         for (row, head), heard in found.items():

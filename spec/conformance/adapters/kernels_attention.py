@@ -1,4 +1,4 @@
-"""The attention kernels of ``kernels``: the CPU twin, and the Triton kernels, on a GPU or in Triton's interpreter."""
+"""The attention kernels of ``kernels``: the CPU twin, the vector kernel, and the Triton kernels, on a GPU or in Triton's interpreter."""
 
 from functools import partial
 from typing import Any
@@ -22,6 +22,16 @@ def _attend(name: str, *arguments: object, **options: object) -> tuple[object, o
     return out.float().cpu(), lse.cpu()
 
 
+def _attend_in_vectors(query: Any, key_cache: Any, value_cache: Any, *rest: Any, window: int | None = None) -> object:
+    from kernels.cpu.alone import packed_attention
+    from kernels.cpu.layout import pack_blocks_for_products
+    from kernels.cpu.team import Team
+
+    *indices, scale = rest
+    caches = pack_blocks_for_products(key_cache, value_cache)
+    return packed_attention(query, *caches, *indices, team=Team(2), scale=scale, window=window).float()
+
+
 twin = AttentionKernel(
     "kernels.cpu_paged_attention",
     partial(_attend, "cpu_paged_attention"),
@@ -32,6 +42,17 @@ twin = AttentionKernel(
     groups=(1, 2, 3, 4, 7, 8),
     convert=_convert,
 )
+vectors = AttentionKernel(
+    "kernels.cpu.alone.packed_attention",
+    _attend_in_vectors,
+    offers=frozenset({Offer.WINDOW, Offer.BATCH_INVARIANT}),
+    dtypes=("bfloat16",),
+    head_sizes=(16, 32, 64, 80, 96, 112, 128, 256),
+    block_sizes=(16, 32, 64),
+    groups=twin.groups,
+    convert=_convert,
+)
+"""The vector kernel: Linux, a processor with AVX-512 for bf16."""
 triton_interpreted = AttentionKernel(
     "kernels.triton_paged_attention in the interpreter",
     partial(_attend, "triton_paged_attention"),

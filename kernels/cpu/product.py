@@ -1,0 +1,187 @@
+"""Products of bf16 matrices with float32 sums: one microkernel, generated for each number of rows and columns.
+
+The whole tile of C stays in vector registers. A is read two numbers at a time, which meet a row of pairs of B; B lies in
+the order in which it is read, ``[depth / 2, columns, 2]``. A row's sum runs over the depth in one order, whatever rows
+stand beside it, so a row has the same bits in every batch.
+"""
+
+from numba import njit, types
+from numba.extending import intrinsic
+
+from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
+from kernels.cpu.vectors import (
+    ADDRESS,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    PAIRS,
+    claim,
+    emit_call,
+    emit_constant,
+    emit_load,
+    emit_loop,
+    emit_splat,
+    emit_store,
+    silu_mul,
+    wait_for,
+)
+
+UNROLL = 2  # steps of two numbers in one turn of the loop
+UNIT_ROWS = 128  # rows that one thread claims at once
+CELL = 64  # bytes between two phases' counters: a cache line
+
+
+def emit_tile(builder, acc, a_rows, b, ldb, pairs):
+    """``acc[row][column vector]`` plus A @ B over so many pairs of the depth."""
+    rows, columns = len(acc), len(acc[0])
+
+    def turn(i, held):
+        values = [held[row * columns : (row + 1) * columns] for row in range(rows)]
+        for step in range(UNROLL):
+            pair = builder.add(builder.mul(i, I64(UNROLL)), I64(step))
+            b_row = builder.add(b, builder.mul(pair, ldb))
+            vectors = [
+                builder.bitcast(emit_load(builder, builder.add(b_row, I64(64 * column)), INTS), PAIRS)
+                for column in range(columns)
+            ]
+            for row in range(rows):
+                number = emit_load(builder, builder.add(a_rows[row], builder.shl(pair, I64(2))), I32)
+                both = builder.bitcast(emit_splat(builder, number, INTS), PAIRS)
+                values[row] = [
+                    emit_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, value, both, vector)
+                    for value, vector in zip(values[row], vectors, strict=True)
+                ]
+        return [value for row in values for value in row]
+
+    flat = emit_loop(builder, builder.sdiv(pairs, I64(UNROLL)), [value for row in acc for value in row], turn)
+    return [flat[row * columns : (row + 1) * columns] for row in range(rows)]
+
+
+def product_kernel(rows, columns, accumulates=False):
+    """C[rows, 16 * columns] = A @ B, or plus what C was. Strides are bytes; ``pairs`` is even, half the depth of A."""
+
+    @intrinsic
+    def kernel(context, a, lda, b, ldb, pairs, c, ldc):
+        def codegen(context, builder, signature, arguments):
+            a, lda, b, ldb, pairs, c, ldc = arguments
+            a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in range(rows)]
+            acc = [[emit_constant(0.0)] * columns for _ in range(rows)]
+            _emit_store_tile(builder, emit_tile(builder, acc, a_rows, b, ldb, pairs), c, ldc, accumulates)
+            return context.get_dummy_value()
+
+        return types.void(*[ADDRESS] * 7), codegen
+
+    return kernel
+
+
+def scattered_kernel(rows, columns):
+    """C[rows, 16 * columns] = A @ B, where B is ``count`` parts that lie anywhere, each of so many pairs.
+
+    ``parts`` is where their addresses stand; ``offset`` bytes are added to each.
+    """
+
+    @intrinsic
+    def kernel(context, a, lda, parts, count, offset, ldb, pairs, c, ldc):
+        def codegen(context, builder, signature, arguments):
+            a, lda, parts, count, offset, ldb, pairs, c, ldc = arguments
+
+            def part(i, held):
+                start = builder.add(a, builder.mul(i, builder.shl(pairs, I64(2))))
+                a_rows = [builder.add(start, builder.mul(lda, I64(row))) for row in range(rows)]
+                b = builder.add(emit_load(builder, builder.add(parts, builder.shl(i, I64(3))), I64, 8), offset)
+                acc = [held[row * columns : (row + 1) * columns] for row in range(rows)]
+                return [value for row in emit_tile(builder, acc, a_rows, b, ldb, pairs) for value in row]
+
+            flat = emit_loop(builder, count, [emit_constant(0.0)] * (rows * columns), part)
+            acc = [flat[row * columns : (row + 1) * columns] for row in range(rows)]
+            _emit_store_tile(builder, acc, c, ldc, False)
+            return context.get_dummy_value()
+
+        return types.void(*[ADDRESS] * 9), codegen
+
+    return kernel
+
+
+def _emit_store_tile(builder, acc, c, ldc, accumulates):
+    for row, values in enumerate(acc):
+        c_row = builder.add(c, builder.mul(ldc, I64(row)))
+        for column, value in enumerate(values):
+            address = builder.add(c_row, I64(64 * column))
+            if accumulates:
+                value = builder.fadd(emit_load(builder, address, FLOATS), value)
+            emit_store(builder, value, address, 4)
+
+
+def _tile(accumulates):
+    """C for any number of rows: as many kernels of 8 rows as fit, then one of each smaller size that the rest needs."""
+    eight, four, two, one = (product_kernel(rows, TILE_COLUMNS // 16, accumulates) for rows in (8, 4, 2, 1))
+
+    @njit(error_model="numpy")
+    def tile(a, lda, rows, b, pairs, c, ldc):
+        m, ldb = 0, TILE_COLUMNS * 4
+        while m + 8 <= rows:
+            eight(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
+            m += 8
+        if m + 4 <= rows:
+            four(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
+            m += 4
+        if m + 2 <= rows:
+            two(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
+            m += 2
+        if m < rows:
+            one(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
+
+    return tile
+
+
+store_tile, add_tile = _tile(False), _tile(True)
+
+
+@njit(error_model="numpy")
+def product(cell, a, lda, rows, weight, depth, columns, c, ldc, accumulates):
+    """A phase: C = A @ W, or plus what C was, of packed ``weight`` with so many (padded) columns and this depth."""
+    row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
+    units = row_blocks * (columns // TILE_COLUMNS)
+    while True:
+        unit = claim(cell)
+        if unit >= units:
+            break
+        tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
+        count = min(UNIT_ROWS, rows - first)
+        b, out = weight + tile * depth * TILE_COLUMNS * 2, c + first * ldc + tile * TILE_COLUMNS * 4
+        if accumulates:
+            add_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
+        else:
+            store_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
+        claim(cell + 8)
+    wait_for(cell + 8, units)
+    return cell + CELL
+
+
+@njit(error_model="numpy")
+def gate_up(cell, a, lda, rows, weight, depth, columns, scratch, out, ldo):
+    """A phase: ``out`` (bf16) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
+
+    ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32.
+    """
+    row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
+    units = row_blocks * (columns // TILE_COLUMNS)
+    wide, size = 8 * TILE_COLUMNS, depth * TILE_COLUMNS * 2
+    while True:
+        unit = claim(cell)
+        if unit >= units:
+            break
+        tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
+        b = weight + 2 * tile * size
+        for m in range(first, min(rows, first + UNIT_ROWS), GATE_ROWS):
+            count = min(GATE_ROWS, rows - m, first + UNIT_ROWS - m)
+            store_tile(a + m * lda, lda, count, b, depth // 2, scratch, wide)
+            store_tile(a + m * lda, lda, count, b + size, depth // 2, scratch + 4 * TILE_COLUMNS, wide)
+            for row in range(count):
+                gate, to = scratch + row * wide, out + (m + row) * ldo + tile * TILE_COLUMNS * 2
+                for column in range(0, TILE_COLUMNS, 16):
+                    silu_mul(gate + column * 4, gate + (TILE_COLUMNS + column) * 4, to + column * 2)
+        claim(cell + 8)
+    wait_for(cell + 8, units)
+    return cell + CELL

@@ -1,0 +1,124 @@
+"""The whole forward pass as one compiled function, which every thread of a team walks through.
+
+A phase is a number of units. Threads claim units from a counter, and wait until so many are *done*, not until every
+thread has arrived: a thread that the system has put aside between two units keeps nobody waiting.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba import carray, njit, types
+from numba.core.ccallback import CFunc
+
+from kernels.cpu.attention import attention
+from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
+from kernels.cpu.product import CELL, gate_up, product
+from kernels.cpu.rows import embed, likeliest_rows, norm_rows, place_rows
+from kernels.cpu.task import LAYER, OPERATIONS, TASK
+from kernels.cpu.vectors import claim, cycles, int64_at, pointer_to
+
+TASK_TYPE, LAYER_TYPE = numba.from_dtype(TASK), numba.from_dtype(LAYER)
+layers_at = pointer_to(LAYER_TYPE)
+FORWARD, LOGITS, PRODUCT, PRODUCT_ADD, GATE_UP, ATTENTION = range(len(OPERATIONS))
+EMBED, NORM, QKV, PLACE, ATTEND, O, GATE, DOWN, HEAD, LIKELIEST = range(10)
+
+
+@njit(error_model="numpy")
+def lap(g, thread, phase, since):
+    """The first thread's cycles since then belong to this phase; returns now."""
+    now = cycles()
+    if thread == 0:
+        profile = carray(int64_at(g.profile), 10)
+        profile[phase] += now - since
+    return now
+
+
+@njit(error_model="numpy")
+def forward(cell, g, thread):
+    """``g.x`` becomes the hidden states of the tokens; the caches get their keys and values."""
+    layers, rows = carray(layers_at(g.layers), g.num_layers), g.rows
+    scratch = g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4
+    size, width, depth = g.hidden_size, g.hidden_columns, g.hidden_depth
+    mixed_depth = g.num_query_heads * g.head_size
+    clock = cycles()
+    cell = embed(cell, rows, g.token_ids, g.embedding, size, g.x, width)
+    clock = lap(g, thread, EMBED, clock)
+    for index in range(g.num_layers):
+        layer = layers[index]
+        cell = norm_rows(cell, rows, g.x, width, 0, layer.input_norm, size, g.eps, g.normed, depth)
+        clock = lap(g, thread, NORM, clock)
+        cell = product(
+            cell, g.normed, depth * 2, rows, layer.qkv, depth, g.qkv_columns, g.qkv, g.qkv_columns * 4, False
+        )
+        clock = lap(g, thread, QKV, clock)
+        cell = place_rows(cell, g, layer)
+        clock = lap(g, thread, PLACE, clock)
+        cell = attention(cell, g, layer, thread)
+        clock = lap(g, thread, ATTEND, clock)
+        cell = product(cell, g.mixed, mixed_depth * 2, rows, layer.o, mixed_depth, width, g.x, width * 4, True)
+        clock = lap(g, thread, O, clock)
+        cell = norm_rows(cell, rows, g.x, width, layer.o_bias, layer.mlp_norm, size, g.eps, g.normed, depth)
+        clock = lap(g, thread, NORM, clock)
+        cell = gate_up(
+            cell, g.normed, depth * 2, rows, layer.gate_up, depth, g.gate_columns, scratch, g.gated, g.gate_columns * 2
+        )
+        clock = lap(g, thread, GATE, clock)
+        cell = product(cell, g.gated, g.gate_columns * 2, rows, layer.down, g.gate_depth, width, g.x, width * 4, True)
+        clock = lap(g, thread, DOWN, clock)
+
+
+@njit(error_model="numpy")
+def logits(cell, g, thread):
+    """``g.logits`` and ``g.likeliest`` of the hidden states ``g.x``."""
+    rows, depth, width = g.rows, g.hidden_depth, g.vocab_columns
+    clock = cycles()
+    cell = norm_rows(cell, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
+    clock = lap(g, thread, NORM, clock)
+    cell = product(cell, g.normed, depth * 2, rows, g.head, depth, width, g.logits, width * 4, False)
+    clock = lap(g, thread, HEAD, clock)
+    likeliest_rows(cell, rows, g.logits, width, g.vocab_size, g.likeliest)
+    lap(g, thread, LIKELIEST, clock)
+
+
+@njit(error_model="numpy")
+def run(g):
+    """One thread's part of a task."""
+    thread, cell = claim(g.counters), g.counters + CELL
+    if g.operation == FORWARD:
+        forward(cell, g, thread)
+    elif g.operation == LOGITS:
+        logits(cell, g, thread)
+    elif g.operation == PRODUCT or g.operation == PRODUCT_ADD:
+        adds, depth, width = g.operation == PRODUCT_ADD, g.hidden_depth, g.vocab_columns
+        product(cell, g.normed, depth * 2, g.rows, g.head, depth, width, g.logits, width * 4, adds)
+    elif g.operation == GATE_UP:
+        scratch, depth, width = (
+            g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4,
+            g.hidden_depth,
+            g.gate_columns,
+        )
+        gate_up(cell, g.normed, depth * 2, g.rows, g.head, depth, width, scratch, g.gated, width * 2)
+    elif g.operation == ATTENTION:
+        attention(cell, g, carray(layers_at(g.layers), 1)[0], thread)
+
+
+def compiled(version: int, say: Callable[[], None]) -> Any:
+    """The function that a team runs, from numba's cache on disk, or compiled now, of which ``say`` tells.
+
+    ``version`` is part of the cache's key: numba looks only at the file of the function itself, and not at those it calls.
+    """
+
+    class Told(CFunc):
+        def _compile_uncached(self):
+            say()
+            return super()._compile_uncached()
+
+    def work(task):
+        if version != 0:
+            run(carray(task, 1)[0])
+
+    function = Told(work, ((types.CPointer(TASK_TYPE),), types.void), locals={}, options={"error_model": "numpy"})
+    function.enable_caching()
+    function.compile()
+    return function

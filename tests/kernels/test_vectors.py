@@ -1,0 +1,133 @@
+"""The vector kernels of a CPU: products against NumPy for every shape of a tile, attention against dense attention."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from kernels.cpu.team import Team, _quota, usable_cores, why_not
+from spec.conformance.adapters.kernels_attention import vectors
+from spec.conformance.kernel import judge_numbers
+from spec.conformance.kernel_checks import BITS, NUMBERS, READS, cases
+
+NO_VECTORS = why_not()
+needs_vectors = pytest.mark.skipif(NO_VECTORS is not None, reason=f"no vector kernels: {NO_VECTORS}")
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 31, 33, 127, 129, 200)  # each remainder of 8, and units of 128
+SHAPES = ((1, 1), (47, 2), (48, 3), (49, 5), (96, 64), (131, 130))  # columns and depth: odd, and around a tile's 48
+
+
+def drawn(rows: int, columns: int, depth: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(rows * columns + depth)
+    return (
+        torch.randn(rows, depth, generator=random).bfloat16(),
+        torch.randn(columns, depth, generator=random).bfloat16(),
+    )
+
+
+def exact_and_bound(x: Tensor, weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and how far a float32 sum of exact products may be from it, in any order."""
+    a, b = x.double().numpy(), weight.double().numpy()
+    eps = np.finfo(np.float32).eps
+    return a @ b.T, (a.shape[1] + 1) * eps * (np.abs(a) @ np.abs(b).T)
+
+
+@needs_vectors
+def test_a_product_is_numpys_for_every_number_of_rows() -> None:
+    from kernels.cpu.alone import linear
+    from kernels.cpu.layout import pack_weight
+
+    team = Team(2)
+    for rows, (columns, depth) in product(ROWS, SHAPES):
+        x, weight = drawn(rows, columns, depth)
+        exact, bound = exact_and_bound(x, weight)
+        packed = pack_weight(weight)
+        found = linear(x, packed, team).double().numpy()
+        assert found.shape == exact.shape
+        assert (np.abs(found - exact) <= bound).all(), (rows, columns, depth)
+        added = linear(x, packed, team, out=torch.full(found.shape, 2.0)).double().numpy()
+        assert (np.abs(added - exact - 2.0) <= bound + np.finfo(np.float32).eps * (2.0 + np.abs(exact))).all()
+
+
+@needs_vectors
+def test_a_gated_product_is_numpys_for_every_number_of_rows() -> None:
+    from kernels.cpu.alone import gated
+    from kernels.cpu.layout import pack_weight
+
+    for rows, (columns, depth) in product(ROWS, SHAPES):
+        x, gate = drawn(rows, columns, depth)
+        up = drawn(rows + 1, columns, depth)[1]
+        (a, a_bound), (b, b_bound) = exact_and_bound(x, gate), exact_and_bound(x, up)
+        a = np.clip(a, -80.0, None)
+        exact = a / (1 + np.exp(-a)) * b
+        # silu changes no faster than its argument times 1.1; the exponential is exact to 4e-6, bf16 to a part in 256.
+        bound = 1.1 * a_bound * np.abs(b) + np.abs(a) * b_bound + np.abs(exact) * (2.0**-8 + 1e-5) + 1e-30
+        found = gated(x, pack_weight(gate, up), Team(2)).double().numpy()
+        assert (np.abs(found - exact) <= bound).all(), (rows, columns, depth)
+
+
+@needs_vectors
+def test_a_gate_far_from_zero_neither_overflows_nor_vanishes() -> None:
+    from kernels.cpu.alone import gated
+    from kernels.cpu.layout import pack_weight
+
+    one = pack_weight(torch.ones(1, 1), torch.ones(1, 1))
+    x = torch.tensor([[-300.0], [-1e30], [300.0], [0.0], [torch.nan]])
+    found = gated(x, one, Team(1)).flatten().tolist()
+    assert found[:4] == [0.0, 0.0, float(torch.tensor(300.0**2).bfloat16()), 0.0]
+    assert found[4] != found[4]
+
+
+@needs_vectors
+def test_a_row_has_the_same_bits_in_every_batch() -> None:
+    from kernels.cpu.alone import linear
+    from kernels.cpu.layout import pack_weight
+
+    x, weight = drawn(140, 100, 576)
+    packed, team = pack_weight(weight), Team(2)
+    together = linear(x, packed, team)
+    for first, stop in ((0, 1), (3, 10), (127, 140)):
+        assert torch.equal(linear(x[first:stop], packed, team), together[first:stop])
+
+
+@needs_vectors
+def test_nan_in_a_row_stays_in_that_row() -> None:
+    from kernels.cpu.alone import linear
+    from kernels.cpu.layout import pack_weight
+
+    x, weight = drawn(9, 50, 7)
+    x[4, 2] = torch.nan
+    found = linear(x, pack_weight(weight), Team(2))
+    assert found[4].isnan().all()
+    assert found[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+
+
+@needs_vectors
+@pytest.mark.parametrize("name", [*READS, *NUMBERS, *BITS])
+def test_attention_is_judged_like_every_kernel(name: str) -> None:
+    check = {**READS, **NUMBERS, **BITS}[name]
+    if (missing := check.missing(vectors)) is None:
+        check(vectors)
+    else:
+        assert check.offer is not None and check.offer not in vectors.offers, missing
+
+
+@needs_vectors
+@pytest.mark.slow
+@settings(max_examples=settings.default.max_examples)
+@given(cases(vectors))
+def test_attention_is_dense_attention_for_any_table(case: object) -> None:
+    judge_numbers(vectors, case)
+
+
+def test_cores_are_no_more_than_the_control_group_grants(tmp_path) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text("150000 100000\n")
+    assert _quota(quota) == 2
+    quota.write_text("max 100000\n")
+    assert _quota(quota) > 1000
+    assert _quota(tmp_path / "missing") > 1000
+    assert 1 <= usable_cores() <= 4096
