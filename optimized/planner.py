@@ -6,18 +6,22 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 from optimized.capacity import num_blocks_for
 from optimized.cards import Card
 from optimized.contiguous import Allocation, BuddyAllocator, reserved_slots
 from optimized.pool import blocks_needed
 from optimized.simulated_device import ModelCost, Rates, SimulatedDevice
-from optimized.simulation import Counted, Gate, Run, simulate
+from optimized.simulation import Counted, Gate, Replica, Run, simulate
 from optimized.workload import MAX_LEN, Arrival, PoissonTraffic
 from spec.vocabulary import Config, InvalidConfig, Recovery
 
 SATURATING_REQUESTS, SATURATING_ROUNDS = 600, 5
 """How many requests wait at once when the saturation rate is measured: so many at least, and so many times as fit."""
+
+Facts: TypeAlias = dict[str, Any]
+"""Names and numbers, as JSON has them."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +140,13 @@ class Deployment:
 
     def run(self, arrivals: Sequence[Arrival], counted: Counted = lambda now, waits: True) -> Run:
         """Serve a workload to its end."""
+        return simulate(arrivals, self.replica(counted))
+
+    def replica(self, counted: Counted = lambda now, waits: True) -> Replica:
+        """An engine on these cards, at time 0 and with nothing to do."""
         device = SimulatedDevice(self.cost, self.rates, self.engine_block_size)
         gate = Gate(self.allocation, self.num_slots, self.in_batches)
-        return simulate(arrivals, self.config, device, gate, self.num_samples, counted)
+        return Replica(self.config, device, gate, self.num_samples, counted)
 
     def saturation_rate(self, traffic: PoissonTraffic, seed: int = 0) -> float:
         """How many requests a second the engine finishes when there is always another one waiting.
@@ -235,8 +243,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
+class Serving(Protocol):
+    """What can be asked how it serves: a deployment, or a fleet of them."""
+
+    def run(self, arrivals: Sequence[Arrival]) -> Run: ...
+    def saturation_rate(self, traffic: PoissonTraffic, seed: int = 0) -> float: ...
+
+
 def largest_rate(
-    deployment: Deployment,
+    serving: Serving,
     traffic: PoissonTraffic,
     objective: Objective,
     seed: int = 0,
@@ -246,44 +261,50 @@ def largest_rate(
 
     With one draw of the traffic, scaled: the same requests come closer together.
     """
-    most = deployment.saturation_rate(traffic, seed)
+    most = serving.saturation_rate(traffic, seed)
     low, high = 0, 32
     while high - low > 1:
         middle = (low + high) // 2
         rate = most * middle / 32
         progress(f"{rate:.2f} requests a second")
-        if objective.holds(deployment.run(replace(traffic, rate=rate).arrivals(seed))):
+        if objective.holds(serving.run(replace(traffic, rate=rate).arrivals(seed))):
             low = middle
         else:
             high = middle
     return most * low / 32
 
 
-def summary(runs: Sequence[Run]) -> dict[str, object]:
-    """What the draws of a traffic have in common, as facts for a table or JSON; times in seconds."""
+def times(runs: Sequence[Run]) -> Facts:
+    """How long requests took and how many were done, over the draws of a traffic; in seconds."""
 
-    def spread(value: Callable[[Run], float]) -> dict[str, float]:
-        return Spread.of([value(run) for run in runs]).facts
-
-    def times(value: str) -> dict[str, dict[str, float]]:
+    def percentiles(value: str) -> dict[str, dict[str, float]]:
+        numbers = [[getattr(each, value) for each in run.served] for run in runs]
         return {
-            f"p{percent}": Spread.of(
-                [percentile([getattr(each, value) for each in run.served], percent) for run in runs]
-            ).facts
-            for percent in (50, 90, 99)
+            f"p{percent}": Spread.of([percentile(each, percent) for each in numbers]).facts for percent in (50, 90, 99)
         }
 
     return {
-        "ttft_s": times("first_token_s"),
-        "tpot_s": times("seconds_per_token"),
-        "latency_s": times("latency_s"),
-        "normalized_latency_s": spread(lambda run: statistics.fmean(x.normalized_latency_s for x in run.served)),
-        "requests_per_s": spread(lambda run: len(run.served) / run.end_s),
-        "output_tokens_per_s": spread(lambda run: run.num_output_tokens / run.end_s),
-        "share_of_reserved_with_tokens": spread(lambda run: run.share_of_reserved),
-        "slots": {name: Spread.of([run.shares[name] for run in runs]).facts for name in runs[0].shares},
-        "mean_running": spread(lambda run: run.mean_running),
-        "peak_running": spread(lambda run: float(run.peak_running)),
-        "preemptions": spread(lambda run: float(run.num_preemptions)),
-        "hit_rate": spread(lambda run: run.num_hit_tokens / max(1, run.num_queried_tokens)),
+        "ttft_s": percentiles("first_token_s"),
+        "tpot_s": percentiles("seconds_per_token"),
+        "latency_s": percentiles("latency_s"),
+        "normalized_latency_s": _spread(runs, lambda run: statistics.fmean(x.normalized_latency_s for x in run.served)),
+        "requests_per_s": _spread(runs, lambda run: len(run.served) / run.end_s),
+        "output_tokens_per_s": _spread(runs, lambda run: run.num_output_tokens / run.end_s),
     }
+
+
+def summary(runs: Sequence[Run]) -> Facts:
+    """What the draws of a traffic have in common, as facts for a table or JSON: the times, and where the cache went."""
+    return {
+        **times(runs),
+        "share_of_reserved_with_tokens": _spread(runs, lambda run: run.share_of_reserved),
+        "slots": {name: Spread.of([run.shares[name] for run in runs]).facts for name in runs[0].shares},
+        "mean_running": _spread(runs, lambda run: run.mean_running),
+        "peak_running": _spread(runs, lambda run: float(run.peak_running)),
+        "preemptions": _spread(runs, lambda run: float(run.num_preemptions)),
+        "hit_rate": _spread(runs, lambda run: run.num_hit_tokens / max(1, run.num_queried_tokens)),
+    }
+
+
+def _spread(runs: Sequence[Run], value: Callable[[Run], float]) -> dict[str, float]:
+    return Spread.of([value(run) for run in runs]).facts

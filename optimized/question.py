@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from optimized.cards import card_named
 from optimized.chart import Bars, Curve, Curves
+from optimized.coarse import CoarseModel
 from optimized.contiguous import Allocation
+from optimized.fleet import Fleet, Router, error_of
 from optimized.known_models import cost_of
-from optimized.planner import Deployment, Objective, largest_rate, summary
+from optimized.planner import Deployment, Facts, Objective, largest_rate, summary, times
 from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
 from spec.vocabulary import InvalidConfig
 
 MAX_POINTS, MAX_SWAP_GIB = 500, 1 << 20
-Facts = dict[str, Any]
-"""As JSON has them."""
+NOT_SWEPT = ("workload", "slo", "seeds", "coarse")
+CHECKED_S, CHECKED_REPLICAS = 3600.0, 2
+"""For how long, and with how many replicas of the fleet, a coarse model is compared with the engine."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Question:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    replicas: int = 1
+    router: str = "least-loaded"
+    coarse: bool = False
     allocation: str = "paged"
     batching: str = "continuous"
     rate: float = 10.0
@@ -82,6 +87,13 @@ class Question:
             activation_bytes=int(cost.activation_bytes_per_token * self.max_num_batched_tokens),
         )
 
+    @property
+    def fleet(self) -> Fleet:
+        """The replicas, each with its engine. Raises ``InvalidConfig`` for a router that is not known."""
+        if self.router not in [each.value for each in Router]:
+            raise InvalidConfig("router", self.router, f"one of {', '.join(each.value for each in Router)}")
+        return Fleet(self.deployment, self.replicas, Router(self.router))
+
     def _longest(self, of_the_model: int) -> int:
         return self.max_model_len if self.max_model_len is not None else min(of_the_model, 8192)
 
@@ -101,6 +113,12 @@ class Question:
         if not 1 <= self.seeds <= 1000:
             raise InvalidConfig("seeds", self.seeds, "from 1 to 1000")
         traffic = self.traffic
+        if self.workload is not None and self.coarse:
+            raise InvalidConfig(
+                "workload",
+                str(self.workload),
+                "left out with --coarse, which is fitted on --prompt-len and --output-len",
+            )
         if self.workload is not None:
             return [read_arrivals(self.workload, traffic.max_model_len)]
         draws = [arrivals for seed in range(self.seeds) if (arrivals := traffic.arrivals(seed))]
@@ -115,25 +133,43 @@ class Question:
     ) -> Facts:
         """What comes out, as facts for a table or JSON; times in seconds. ``say`` hears what is being done."""
         objective = None if self.slo is None else Objective.read(self.slo)
-        deployment, traffic, draws, runs = self.deployment, self.traffic, self.draws, []
+        fleet, traffic, draws, runs = self.fleet, self.traffic, self.draws, []
+        deployment, unit = fleet.deployment, replace(traffic, rate=1.0)
+        facts: Facts = {}
+        if self.coarse:
+            say("fitting the coarse model on the engine")
+            fleet = replace(fleet, coarse=CoarseModel.fitted(deployment, unit))
+            facts["coarse"] = self._checked(fleet, draws[0], say)
         for number, arrivals in enumerate(draws, start=1):
             say(f"draw {number} of {len(draws)}")
-            runs.append(deployment.run(arrivals))
+            runs.append(fleet.run(arrivals, say))
         say("the saturation rate")
-        facts: Facts = {"saturation_rate": saturation(deployment, replace(traffic, rate=1.0))}
+        facts["saturation_rate"] = self.replicas * saturation(deployment, unit)
         if objective is not None:
-            facts["largest_rate_within_slo"] = largest_rate(deployment, traffic, objective, progress=say)
+            facts["largest_rate_within_slo"] = largest_rate(fleet, traffic, objective, progress=say)
+        fit = deployment.requests_that_fit(traffic.prompt.mean, traffic.output.mean)
+        cards = f"{self.tensor_parallel_size} x {deployment.card.name}"
         return {
             "model": deployment.cost.name,
-            "gpu": f"{self.tensor_parallel_size} x {deployment.card.name}",
-            "cache_bytes": deployment.cache_bytes,
+            "gpu": cards if self.replicas == 1 else f"{self.replicas} replicas on {cards} each, {self.router}",
+            "cache_bytes": deployment.cache_bytes * self.replicas,
             "kv_bytes_per_token": deployment.cost.kv_bytes_per_token,
-            "num_blocks": deployment.num_blocks,
+            "num_blocks": deployment.num_blocks * self.replicas,
             "block_size": deployment.engine_block_size,
-            "requests_that_fit": deployment.requests_that_fit(traffic.prompt.mean, traffic.output.mean),
+            "requests_that_fit": fit * self.replicas,
             "requests": sum(len(run.served) for run in runs),
-            **summary(runs),
+            **(times(runs) if self.coarse else summary(runs)),
             **facts,
+        }
+
+    def _checked(self, fleet: Fleet, arrivals: Sequence[Arrival], say: Callable[[str], None]) -> Facts:
+        """What a coarse model is, and how far it is off: for an hour, with as many of the requests as some of the replicas get."""
+        few = replace(fleet, num_replicas=min(self.replicas, CHECKED_REPLICAS))
+        hour = [each for each in arrivals if each.at_s <= CHECKED_S][:: max(1, self.replicas // few.num_replicas)]
+        return {
+            "note": "these times are those of a fitted queue, not of the engine",
+            "checked": f"{few.num_replicas} replicas, {len(hour)} requests in {hour[-1].at_s:.0f} s, both ways",
+            "errors": error_of(few, hour, lambda far: say(f"checking the coarse model, {far}")),
         }
 
 
@@ -154,8 +190,8 @@ class Sweep:
         name, _, given = text.partition("=")
         name = name.strip().replace("-", "_")
         kinds = {field.name: str(field.type) for field in fields(Question)}
-        if name not in kinds or name in ("workload", "slo", "seeds"):
-            names = ", ".join(kind for kind in kinds if kind not in ("workload", "slo", "seeds"))
+        if name not in kinds or name in NOT_SWEPT:
+            names = ", ".join(kind for kind in kinds if kind not in NOT_SWEPT)
             raise InvalidConfig("sweep", text, f"NAME=FIRST:LAST[:STEP] or NAME=A,B,... with NAME one of {names}")
         try:
             values = tuple(_values(given.strip(), kinds[name]))
@@ -181,7 +217,7 @@ class Sweep:
         if question.slo is not None:
             Objective.read(question.slo)  # a word that is wrong is said before the first simulation
         for each in asked:
-            _ = each.traffic  # and its deployment: both say what they do not take
+            _ = each.traffic, each.fleet  # and its deployment: all say what they do not take
         saturation = cache(Deployment.saturation_rate)
         for value, each in zip(self.values, asked, strict=True):
             answer = each.answer(say, saturation)

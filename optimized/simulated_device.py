@@ -107,7 +107,6 @@ class SimulatedDevice:
 
     def seconds(self, plan: Plan) -> float:
         """How long a pass takes. O(sequences)."""
-        cost, rates = self.cost, self.rates
         num_tokens, num_keys = plan.num_tokens, sum(plan.seq_lens)
         # A token sees everything up to itself: of the last ``count`` of ``length`` tokens that is one trapezium.
         num_pairs = num_keys
@@ -119,14 +118,29 @@ class SimulatedDevice:
                     for (start, stop), length in zip(bounds, plan.seq_lens, strict=True)
                 ]
             )
-        flops = cost.flops_per_token * num_tokens + cost.flops_per_sample * len(plan.sample_rows)
+        num_swapped = sum([len(swap.blocks) for swap in plan.swaps])
+        return self.pass_seconds(num_tokens, len(plan.sample_rows), num_pairs, num_keys, len(plan.copies), num_swapped)
+
+    def pass_seconds(
+        self,
+        num_tokens: int,
+        num_samples: int,
+        num_pairs: int,
+        num_keys: int,
+        num_copied: int = 0,
+        num_swapped: int = 0,
+    ) -> float:
+        """How long a pass takes in which so many tokens are computed, samples drawn, pairs of query and key multiplied, keys
+        read, and blocks copied and swapped. O(1)."""
+        cost, rates = self.cost, self.rates
+        flops = cost.flops_per_token * num_tokens + cost.flops_per_sample * num_samples
         flops += cost.flops_per_pair * num_pairs
-        copied = 2 * self._block_bytes * len(plan.copies)
+        copied = 2 * self._block_bytes * num_copied
         seconds = max(
             flops / rates.flops, (cost.weight_bytes + num_keys * cost.kv_bytes_per_token + copied) / rates.bandwidth
         )
-        if plan.swaps:
-            seconds += sum(len(swap.blocks) for swap in plan.swaps) * self._block_bytes / rates.host_link
+        if num_swapped:
+            seconds += num_swapped * self._block_bytes / rates.host_link
         if rates.num_cards > 1:  # a ring: each card sends and gets every part but its own, twice
             sent = 2 * (rates.num_cards - 1) / rates.num_cards * cost.reduced_bytes_per_token * num_tokens
             seconds += sent / rates.peer_link

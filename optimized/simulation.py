@@ -7,24 +7,26 @@ gate: a request comes to the door when there is a piece of memory for it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from optimized.contiguous import Allocation, BuddyAllocator, reserved_slots
 from optimized.engine import EngineCore
+from optimized.folding import folded_steps, may_fold
 from optimized.pool import blocks_needed
 from optimized.simulated_device import SimulatedDevice
 from optimized.step import Outcome
 from optimized.waste import Slots, slots_of
-from optimized.workload import Arrival, prompts_of
+from optimized.workload import Arrival, prompt_of
 from spec.vocabulary import Config, Request, RequestId, Slot
 
 Counted: TypeAlias = Callable[[float, bool], bool]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Served:
     """One request, in seconds: from its arrival to its first token, to its end, and for each token after the first."""
 
@@ -69,8 +71,11 @@ class Run:
         self.counted_s += seconds
         self.peak_running = max(self.peak_running, running)
         self.running_s += running * seconds
-        for name in self.slot_s:
-            self.slot_s[name] += getattr(slots, name) * seconds
+        total = self.slot_s
+        total["tokens"] += slots.tokens * seconds
+        total["reserved"] += slots.reserved * seconds
+        total["internal"] += slots.internal * seconds
+        total["external"] += slots.external * seconds
 
     @property
     def share_of_reserved(self) -> float:
@@ -110,6 +115,12 @@ class PagedMemory:
     def slots(self) -> Slots:
         return slots_of(self.core.scheduler)
 
+    def slots_with(self, num_tokens: int, num_fillable: int) -> Slots:
+        """The same while nobody shares a block, from the tokens in use and those that blocks in use may come to hold."""
+        pool, size = self.core.scheduler.pool, self.core.config.block_size
+        external, total = pool.num_free * size, pool.num_blocks * size
+        return Slots(num_tokens, num_fillable - num_tokens, total - external - num_fillable, external)
+
 
 class ContiguousMemory:
     """A gate: a request comes in when there is one piece of memory that is long enough."""
@@ -137,10 +148,14 @@ class ContiguousMemory:
         self._needed -= self._lengths.pop(request_id)
 
     def slots(self) -> Slots:
-        scheduler = self.core.scheduler
-        tokens = sum([seq.num_computed for request in scheduler.running for seq in request.seqs])
+        return self.slots_with(
+            sum([seq.num_computed for request in self.core.scheduler.running for seq in request.seqs])
+        )
+
+    def slots_with(self, num_tokens: int, _: int = 0) -> Slots:
+        """The same, from the tokens in use."""
         reserved, needed = self.memory.num_reserved, min(self._needed, self.memory.num_reserved)
-        return Slots(tokens, needed - tokens, reserved - needed, self.memory.num_slots - reserved)
+        return Slots(num_tokens, needed - num_tokens, reserved - needed, self.memory.num_slots - reserved)
 
 
 @dataclass(frozen=True)
@@ -152,79 +167,158 @@ class Gate:
     in_batches: bool = False
 
 
-def simulate(
-    arrivals: Sequence[Arrival],
-    config: Config,
-    device: SimulatedDevice,
-    gate: Gate = Gate(),
-    num_samples: int = 1,
-    counted: Counted = lambda now, waits: True,
-) -> Run:
-    """Serve all arrivals, which are in the order of their time, to the end.
+def simulate(arrivals: Iterable[Arrival], replica: Replica) -> Run:
+    """Serve all arrivals, which are in the order of their time, to the end. Raises ``InvalidRequest`` for one that never fits."""
+    for arrival in arrivals:
+        replica.offer(arrival)
+    replica.advance()
+    return replica.result()
 
-    ``counted`` says whether a step counts in the means, given the time of its end and whether somebody waits. A token is there when its pass is over. Raises ``InvalidRequest`` for a request that never fits.
+
+class Replica:
+    """One engine on its device, to which requests are offered in the order of their time. A token is there when its pass is
+    over.
+
+    ``counted`` says whether a step counts in the means, given the time of its end and whether somebody waits. ``folds`` says
+    whether steps in which nothing happens but the next tokens are folded; what comes out is the same.
     """
-    core = EngineCore(config, device)
-    contiguous = gate.allocation in (Allocation.POW2, Allocation.ORACLE)
-    memory = ContiguousMemory(core, gate.allocation, gate.num_slots) if contiguous else PagedMemory(core)
-    run, door = Run(), _Door(arrivals, core, memory, gate.in_batches, num_samples)
-    while door.is_open or core.has_work:
-        door.let_in(device.now)
-        if not core.has_work:
-            device.now = max(device.now, door.next_at_s)
-            continue
-        plan = core.schedule()
-        before = device.now
-        tokens = device.run(plan)
-        running = len(core.scheduler.running)
-        done = door.take(core.commit(plan, tokens), device.now)
-        if counted(device.now, door.somebody_waits):
-            run.note(memory.slots(), running, device.now - before)
-        run.served += done
-    run.end_s, run.busy_s = device.now, device.busy_s
-    counters = core.scheduler.counters
-    run.num_steps, run.num_preemptions = counters.num_steps, counters.num_preemptions
-    run.num_spared_block_steps = counters.num_spared_block_steps
-    run.num_unshared_block_steps = counters.num_block_steps + counters.num_spared_block_steps
-    run.num_hit_tokens, run.num_queried_tokens = counters.num_hit_tokens, counters.num_queried_tokens
-    return run
+
+    def __init__(
+        self,
+        config: Config,
+        device: SimulatedDevice,
+        gate: Gate = Gate(),
+        num_samples: int = 1,
+        counted: Counted = lambda now, waits: True,
+        folds: bool = True,
+    ) -> None:
+        self.core = EngineCore(config, device)
+        self.device = device
+        self.run = Run()
+        contiguous = gate.allocation in (Allocation.POW2, Allocation.ORACLE)
+        self._memory = (
+            ContiguousMemory(self.core, gate.allocation, gate.num_slots) if contiguous else PagedMemory(self.core)
+        )
+        self._door = _Door(self.core, self._memory, gate.in_batches, num_samples)
+        self._counted = counted
+        self._folds = folds and num_samples == 1
+        self._num_ended = 0
+        self._last_end = -math.inf, 0  # of a step in which requests ended: when, and how many
+        self._shortest_pass_s = device.pass_seconds(0, 0, 0, 0)
+        self.quiet_until_s = 0.0
+        """No request ends before, of those that it was offered."""
+
+    def offer(self, arrival: Arrival) -> None:
+        """A request will come, at its time."""
+        self._door.offer(arrival)
+        begin_s = max(self.device.now, arrival.at_s)
+        self.quiet_until_s = min(self.quiet_until_s, begin_s + (arrival.output_len - 1) * self._shortest_pass_s)
+
+    def num_open(self, at_s: float) -> int:
+        """How many requests it has that have not ended by then. The clock must be there, or nobody end before."""
+        last_s, num_ended = self._last_end
+        return self.num_offered - self._num_ended + (num_ended if last_s > at_s else 0)
+
+    @property
+    def num_offered(self) -> int:
+        """How many requests it has been offered."""
+        return self._door.num_offered
+
+    def advance(self, until_s: float = math.inf) -> None:
+        """Serve until the clock is there, or nobody is left. The step that passes it is made to its end."""
+        self._serve(until_s)
+        # A pass gives a sequence one token at most, and none is shorter than one that only reads the weights.
+        shortest = self._door.shortest_answer_left
+        self.quiet_until_s = self.device.now + (shortest - 1) * self._shortest_pass_s
+
+    def _serve(self, until_s: float) -> None:
+        core, device, door, run = self.core, self.device, self._door, self.run
+        while device.now < until_s:
+            door.let_in(device.now)
+            if not core.has_work:
+                if not door.next_at_s < until_s:
+                    return
+                device.now = max(device.now, door.next_at_s)
+                continue
+            plan = core.schedule()
+            before = device.now
+            tokens = device.run(plan)
+            running = len(core.scheduler.running)
+            outcome = core.commit(plan, tokens)
+            done = door.take(outcome, device.now)
+            if self._counted(device.now, door.somebody_waits):
+                run.note(self._memory.slots(), running, device.now - before)
+            if done:
+                run.served += done
+                self._num_ended += len(done)
+                self._last_end = device.now, len(done)
+            if self._folds and may_fold(core.scheduler, plan, outcome) and not (done and door.is_stuck):
+                self._fold(until_s)
+
+    def _fold(self, until_s: float) -> None:
+        """Whoever is still to come interrupts it, unless he stands before a gate that only an end opens."""
+        device, door, num_running, before = self.device, self._door, len(self.core.scheduler.running), self.device.now
+        waits = door.somebody_waits
+        stop_s = until_s if door.is_stuck else min(until_s, door.next_at_s)
+        for num_tokens, num_fillable in folded_steps(self.core.scheduler, device, stop_s):
+            if self._counted(device.now, waits):
+                self.run.note(self._memory.slots_with(num_tokens, num_fillable), num_running, device.now - before)
+            before = device.now
+
+    def result(self) -> Run:
+        """What was seen so far."""
+        run, counters = self.run, self.core.scheduler.counters
+        run.end_s, run.busy_s = self.device.now, self.device.busy_s
+        run.num_steps, run.num_preemptions = counters.num_steps, counters.num_preemptions
+        run.num_spared_block_steps = counters.num_spared_block_steps
+        run.num_unshared_block_steps = counters.num_block_steps + counters.num_spared_block_steps
+        run.num_hit_tokens, run.num_queried_tokens = counters.num_hit_tokens, counters.num_queried_tokens
+        return run
 
 
 class _Door:
     """Brings requests to the engine as they arrive, and notes when they get their first and their last token."""
 
     def __init__(
-        self,
-        arrivals: Sequence[Arrival],
-        core: EngineCore,
-        memory: PagedMemory | ContiguousMemory,
-        in_batches: bool,
-        num_samples: int,
+        self, core: EngineCore, memory: PagedMemory | ContiguousMemory, in_batches: bool, num_samples: int
     ) -> None:
         self.core = core
         self.memory = memory
         self.in_batches = in_batches
         self.num_samples = num_samples
         self.now = 0.0
-        self._coming = deque(enumerate(zip(arrivals, prompts_of(arrivals), strict=True)))
-        self._arrivals = arrivals
+        self._coming: deque[tuple[RequestId, Arrival]] = deque()
+        self.num_offered = 0
         self._silent: set[int] = set()  # first sequences of requests that have no token yet
         self._first_s: dict[RequestId, float] = {}
-        self._open: dict[RequestId, int] = {}  # how many sequences of a request are still to end
+        self._open: dict[RequestId, tuple[Arrival, int]] = {}  # and how many of its sequences are still to end
 
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody is still to come in."""
-        return bool(self._coming)
+    def offer(self, arrival: Arrival) -> None:
+        self._coming.append((self.num_offered, arrival))
+        self.num_offered += 1
 
     @property
     def somebody_waits(self) -> bool:
         """Whether the last to arrive is not running yet, for want of room."""
-        return bool(self.core.scheduler.waiting) or (self.is_open and self.next_at_s <= self.now)
+        return bool(self.core.scheduler.waiting) or self.is_stuck
 
     @property
     def next_at_s(self) -> float:
-        return self._coming[0][1][0].at_s
+        """When the next request comes, of those that are known."""
+        return self._coming[0][1].at_s if self._coming else math.inf
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether somebody who was there when the last step began was not let in."""
+        return self.next_at_s <= self.now
+
+    @property
+    def shortest_answer_left(self) -> float:
+        """How many tokens at least a request still needs to end; infinite if there is none. O(requests that are let in)."""
+        live = [seq.max_tokens - len(seq.tokens) for seq in self.core.scheduler.seqs.values()]
+        # Who has come and is not let in only gets in when another one ends.
+        coming = [] if self.is_stuck and live else [arrival.output_len for _, arrival in self._coming]
+        return min(min(live, default=math.inf), min(coming, default=math.inf))
 
     def let_in(self, now: float) -> None:
         """Everybody who is there by now and has room comes to the engine, in the order of arrival.
@@ -235,8 +329,8 @@ class _Door:
         if self.in_batches and self.core.has_work:
             return
         config, seats, blocks = self.core.config, 0, 0
-        while self._coming and self._coming[0][1][0].at_s <= now:
-            request_id, (arrival, prompt) = self._coming[0]
+        while self._coming and self._coming[0][1].at_s <= now:
+            request_id, arrival = self._coming[0]
             length = arrival.prompt_len + arrival.output_len - 1
             seats, blocks = (
                 seats + self.num_samples,
@@ -248,11 +342,10 @@ class _Door:
                 break
             self._coming.popleft()
             first = request_id * self.num_samples
-            self.core.add(
-                Request(request_id, prompt, arrival.output_len, tuple(range(first, first + self.num_samples)))
-            )
+            seq_ids = tuple(range(first, first + self.num_samples))
+            self.core.add(Request(request_id, prompt_of(arrival, request_id + 1), arrival.output_len, seq_ids))
             self._silent.add(first)
-            self._open[request_id] = self.num_samples
+            self._open[request_id] = arrival, self.num_samples
 
     def take(self, outcome: Outcome, now: float) -> list[Served]:
         """What a step brought: first tokens, and requests that are done."""
@@ -263,11 +356,11 @@ class _Door:
         done = []
         for seq_id, _ in outcome.finished:
             request_id = seq_id // self.num_samples
-            self._open[request_id] -= 1
-            if not self._open[request_id]:
-                del self._open[request_id]
-                self.memory.release(request_id)
-                arrival = self._arrivals[request_id]
-                first_s = self._first_s.pop(request_id) - arrival.at_s
-                done.append(Served(arrival, first_s, now - arrival.at_s))
+            arrival, num_open = self._open[request_id]
+            if num_open > 1:
+                self._open[request_id] = arrival, num_open - 1
+                continue
+            del self._open[request_id]
+            self.memory.release(request_id)
+            done.append(Served(arrival, self._first_s.pop(request_id) - arrival.at_s, now - arrival.at_s))
         return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,7 +169,6 @@ def _length(name: str, value: object) -> int:
     return value
 
 
-def prompts_of(arrivals: Iterable[Arrival]) -> Iterator[tuple[int, ...]]:
-    """A prompt for each request: the shared tokens are 0, the others are the request's own and nobody else's."""
-    for number, arrival in enumerate(arrivals, start=1):
-        yield (0,) * arrival.shared_len + (number,) * (arrival.prompt_len - arrival.shared_len)
+def prompt_of(arrival: Arrival, number: int) -> tuple[int, ...]:
+    """A prompt of its length: the shared tokens are 0, the others are ``number``, which nobody else has."""
+    return (0,) * arrival.shared_len + (number,) * (arrival.prompt_len - arrival.shared_len)

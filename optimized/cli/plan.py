@@ -26,6 +26,14 @@ def plan(
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most sequences that run at once.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="The most tokens in one step.")] = 8192,
+    replicas: Annotated[int, typer.Option(help="Engines, each on cards of its own.")] = 1,
+    router: Annotated[
+        str, typer.Option(help="How requests come to replicas: least-loaded or round-robin.")
+    ] = "least-loaded",
+    coarse: Annotated[
+        bool,
+        typer.Option("--coarse", help="A fitted queue in place of the engine, for whole days; its error is shown."),
+    ] = False,
     allocation: Annotated[str, typer.Option(help="paged, contiguous, pow2 or oracle.")] = "paged",
     batching: Annotated[
         str, typer.Option(help="continuous, or static: a batch ends before the next begins.")
@@ -72,6 +80,9 @@ def plan(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        replicas=replicas,
+        router=router,
+        coarse=coarse,
         allocation=allocation,
         batching=batching,
         rate=rate,
@@ -163,6 +174,9 @@ def _show(facts: dict[str, object], indent: int = 0) -> None:
             typer.echo(
                 f"{label:<38} {_number(value['median'])}   ({_number(value['low'])} to {_number(value['high'])})"
             )
+        elif isinstance(value, dict) and value.keys() == {"exact", "coarse", "error"}:
+            both = f"{_number(value['coarse'])}   (exact {_number(value['exact'])}, error {value['error']:+.1%})"
+            typer.echo(f"{label:<38} {both}")
         elif isinstance(value, dict) and "distance" in value:
             beside = f"{label:<38} {_number(value['ours'])}   (published {_number(value['published'])}"
             typer.echo(f"{beside}, distance {value['distance']:+.1%})")
@@ -170,7 +184,11 @@ def _show(facts: dict[str, object], indent: int = 0) -> None:
             typer.echo(label)
             _show(value, indent + 2)
         else:
-            typer.echo(f"{label:<38} {_number(value) if isinstance(value, float) else value}")
+            typer.echo(f"{label:<38} {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    return _number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else f"{value}"
 
 
 def _number(value: float) -> str:

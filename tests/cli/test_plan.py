@@ -53,6 +53,8 @@ def test_a_sweep_of_names_is_a_page_that_asks_nobody(run: Run, tmp_path: Path) -
     [
         (("--model", "llama-3-70b"), "model is 'llama-3-70b', it must be one that leaves room"),
         (("--gpu", "h300"), "gpu is 'h300', it must be one of a100-40gb"),
+        (("--replicas", "0"), "replicas is 0, it must be from 1 to 4096"),
+        (("--router", "random"), "router is 'random', it must be one of round-robin, least-loaded"),
         (("--rate", "0"), "rate is 0.0, it must be more than 0"),
         (("--output-len", "0"), "output_len is '0', it must be a number of tokens"),
         (("--allocation", "heap"), "allocation is 'heap', it must be one of paged"),

@@ -22,7 +22,7 @@ from optimized.paper import (
     shares_in_use,
 )
 from optimized.simulated_device import SimulatedDevice
-from optimized.simulation import simulate
+from optimized.simulation import Replica, simulate
 from optimized.workload import Arrival
 from spec.vocabulary import Config
 
@@ -43,7 +43,7 @@ def test_only_the_moments_that_count_are_in_the_means() -> None:
     arrivals = [Arrival(0.0, 16, 10), Arrival(0.0, 160, 5)]
     config = Config(num_blocks=16, block_size=16, max_num_seqs=1, max_model_len=2048)
     crowded, everything = (
-        simulate(arrivals, config, SimulatedDevice(OPT_13B, here.rates, 16), counted=counted)
+        simulate(arrivals, Replica(config, SimulatedDevice(OPT_13B, here.rates, 16), counted=counted))
         for counted in (lambda _, waits: waits, lambda _, waits: True)
     )
     assert crowded.counted_s < everything.counted_s == pytest.approx(everything.busy_s)

@@ -20,11 +20,11 @@ from optimized.engine import EngineCore
 from optimized.known_models import cost_of
 from optimized.planner import Deployment, Objective, largest_rate, percentile
 from optimized.simulated_device import ModelCost, Rates, SimulatedDevice
-from optimized.simulation import Gate, simulate
+from optimized.simulation import Gate, Replica, simulate
 from optimized.waste import slots_of
 from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
 from optimized.workshop import NAMES, OUTPUT, PROMPT, charts, deployment, traffic
-from spec.vocabulary import Config, InvalidConfig, Request
+from spec.vocabulary import Config, InvalidConfig, Recovery, Request
 
 SMALL = ModelCost("small", 1e6, 100, 1e3, 0.0, 10.0, 0.0, 0.0, 64)
 RATES = Rates(flops=1e9, bandwidth=1e9, overhead_s=1e-4, host_link=1e8)
@@ -131,7 +131,7 @@ def test_a_pass_takes_the_longer_of_computing_and_reading() -> None:
 
 def test_a_token_is_there_when_its_pass_is_over() -> None:
     device = SimulatedDevice(SMALL, RATES, 4)
-    run = simulate([Arrival(2.0, 5, 3)], Config(num_blocks=8, block_size=4), device)
+    run = simulate([Arrival(2.0, 5, 3)], Replica(Config(num_blocks=8, block_size=4), device))
     [served] = run.served
     assert served.first_token_s == pytest.approx(device.busy_s - 2 * (served.seconds_per_token))
     assert run.end_s == pytest.approx(2.0 + device.busy_s)
@@ -146,6 +146,66 @@ def test_cards_that_share_a_model_compute_faster_and_pay_for_their_sums() -> Non
     assert two.saturation_rate_on_paper(1024, 256) > one.saturation_rate_on_paper(1024, 256)
 
 
+# --- folded steps -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.tuples(st.floats(0.0, 0.02), st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=12),
+    num_blocks=st.integers(16, 40),
+    block_size=st.integers(4, 8),
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(2, 24),
+    recovery=st.sampled_from(Recovery),
+    gate=st.sampled_from([Gate(), Gate(in_batches=True), Gate(Allocation.ORACLE, 64), Gate(Allocation.POW2, 100)]),
+    pauses=st.lists(st.floats(0.0, 0.05), max_size=3),
+)
+def test_folded_steps_leave_what_the_same_steps_one_by_one_leave(
+    lengths: list[tuple[float, int, int]],
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    budget: int,
+    recovery: Recovery,
+    gate: Gate,
+    pauses: list[float],
+) -> None:
+    """To the last bit: times, shares, counters, and which block is free in which place."""
+    config = Config(
+        num_blocks=num_blocks + (64 if gate.num_slots else 0),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=64,
+        num_host_blocks=8,
+        recovery=recovery,
+    )
+    arrivals = sorted(Arrival(*each) for each in lengths)
+    replicas = [
+        Replica(
+            config, SimulatedDevice(SMALL, RATES, block_size), gate, counted=lambda _, waits: not waits, folds=folds
+        )
+        for folds in (False, True)
+    ]
+    for until_s in (*sorted(pauses), math.inf):
+        for replica in replicas:
+            while len(arrivals) > replica.num_offered and arrivals[replica.num_offered].at_s <= until_s:
+                replica.offer(arrivals[replica.num_offered])
+            replica.advance(until_s)
+        one_by_one, folded = replicas
+        assert one_by_one.result() == folded.result()
+        assert one_by_one.core.snapshot() == folded.core.snapshot()
+        assert one_by_one.core.stats() == folded.core.stats()
+
+
+def test_most_steps_of_a_quiet_engine_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimulatedDevice(SMALL, RATES, 4)
+    plans: list[object] = []
+    monkeypatch.setattr(device, "run", lambda plan: plans.append(plan) or SimulatedDevice.run(device, plan))
+    run = simulate([Arrival(0.0, 5, 50)], Replica(Config(num_blocks=16, block_size=4), device))
+    assert run.num_steps == 50
+    assert len(plans) == 2
+
+
 # --- baselines --------------------------------------------------------------------------------------------------------
 
 PLATE = Deployment(SMALL, replace(CARDS["l4"], memory=1.1e6), gpu_memory_utilization=1.0, max_model_len=64)
@@ -155,9 +215,8 @@ def test_the_longest_contiguous_reservation_is_paging_with_one_block() -> None:
     arrivals = [Arrival(0.001 * number, 3 + number % 7, 1 + number % 9) for number in range(40)]
     paged = replace(PLATE, allocation=Allocation.CONTIGUOUS)
     config = Config(num_blocks=4096, block_size=4, max_model_len=64, max_num_seqs=1024)
-    gated = simulate(
-        arrivals, config, SimulatedDevice(SMALL, PLATE.rates, 4), Gate(Allocation.ORACLE, 64 * paged.num_blocks)
-    )
+    gate = Gate(Allocation.ORACLE, 64 * paged.num_blocks)
+    gated = simulate(arrivals, Replica(config, SimulatedDevice(SMALL, PLATE.rates, 4), gate))
     assert len(gated.served) == 40
     run = paged.run(arrivals)
     assert run.peak_running <= paged.num_blocks == 15
