@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from optimized.outputs import CompletionOutput, OutputKind, RequestOutput
     from optimized.sampling import SamplingParams
     from optimized.sequence_pool import make_pool
+    from optimized.structured_outputs import StructuredOutputsParams
     from optimized.symbolic_device import SymbolicDevice
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "OutputKind",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "SymbolicDevice",
     "make_engine",
     "make_pool",
@@ -43,6 +45,7 @@ _HOME = {
     "OutputKind": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling",
+    "StructuredOutputsParams": "structured_outputs",
     "SymbolicDevice": "symbolic_device",
     "make_engine": "engine",
     "make_pool": "sequence_pool",

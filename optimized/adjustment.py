@@ -2,7 +2,8 @@
 
 With the logits of one row widened to float64, in this order; each step is there only if its parameter is:
 
-1. ``allowed_token_ids``: every other token is out, which is to say its logit is -inf.
+1. ``allowed_token_ids``: every other token is out, which is to say its logit is -inf. So is, with
+   ``structured_outputs``, every token that the grammar does not allow after the output so far.
 2. ``bad_words``: a token is out if it is the last of a bad word's tokens and the output ends with those before it.
 3. ``min_tokens``: as long as the output has fewer tokens, the tokens that would end it are out.
 4. ``logit_bias``: the bias of a token is added to its logit.
@@ -38,6 +39,7 @@ def is_adjusting(params: SamplingParams) -> bool:
         or params.repetition_penalty != 1.0
         or params.frequency_penalty
         or params.presence_penalty
+        or params.structured_outputs is not None
     )
 
 
@@ -47,6 +49,8 @@ def adjusted(logits: npt.NDArray[np.float32], draw: Draw) -> Floats:
     output = draw.tokens[draw.num_prompt_tokens :]
     if params.allowed_token_ids is not None:
         x = _only(x, params.allowed_token_ids)
+    if draw.progress is not None:
+        x[~draw.progress.allowed(output)] = -np.inf
     for word in draw.bad_words:
         if len(word) == 1 or tuple(output[-len(word) + 1 :]) == word[:-1]:
             x[word[-1]] = -np.inf

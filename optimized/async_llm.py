@@ -75,6 +75,8 @@ class AsyncLLM:
         # Texts are read in a thread, so that neither the event loop nor the engine waits; in one, so that who asks first
         # is served first.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-reader")
+        # Some grammars take seconds to make, and nobody's text waits for them.
+        self._grammar_maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-grammar")
         self._mailboxes: dict[AbstractEventLoop, _Mailbox] = {}
         self._num_named = 0
         self._engine = _EngineThread(llm)
@@ -114,16 +116,19 @@ class AsyncLLM:
         many are unfinished as may be, and at any output ``EngineStopped``.
         """
         self._num_named += 1
+        params = sampling_params or SamplingParams()
         name = f"async-{self._num_named}" if request_id is None else request_id
         stream = _Stream(self._mailbox(), output_kind)
         self._engine.reserve(self._max_unfinished)
         try:
             checked = await stream.mailbox.loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
+            if params.structured_outputs is not None:
+                await stream.mailbox.loop.run_in_executor(self._grammar_maker, self.llm.grammar_of, params)
             self._engine.queue(stream, checked, self._max_waiting_tokens)
         except BaseException:
             self._engine.give_back()
             raise
-        self._engine.post(_Add(stream, name, checked, sampling_params or SamplingParams(), priority, cache_salt))
+        self._engine.post(_Add(stream, name, checked, params, priority, cache_salt))
         shown: RequestOutput | None = None
         try:
             while shown is None or not shown.finished:
@@ -161,6 +166,7 @@ class AsyncLLM:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(self._stop)
         self._reader.shutdown(wait=False)
+        self._grammar_maker.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self

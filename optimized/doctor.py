@@ -15,6 +15,7 @@ BASE = ("numpy", "typer", "rich", "tqdm")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "engine": ("torch", "triton", "tokenizers", "safetensors", "gguf", "minijinja", "numba"),
     "server": ("fastapi", "starlette", "uvicorn", "h11", "pydantic", "msgspec", "prometheus-client"),
+    "grammar": ("llguidance",),
     "conformance": ("pytest", "hypothesis"),
     "formal": ("z3-solver", "cvc5", "crosshair-tool"),
     "docs": ("sphinx", "furo", "myst-parser"),

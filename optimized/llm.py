@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
+from optimized.grammar import Grammar, Grammars
 from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
 from optimized.prompts import Conversation, Prompt, conversations_of, params_for, prompts_of
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from optimized.beam_search import BeamSearch, BeamSearchParams
 
-Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, BadWords]
-"""A request as the engine sees it, as its caller sees it, how it is sampled, and the bad words as token ids."""
+Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, BadWords, Grammar | None]
+"""A request as the engine sees it, as its caller sees it, how it is sampled, the bad words as token ids, its grammar."""
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class LLM:
             model if isinstance(model, Checkpoint) else load_checkpoint(None if model is None else Path(model))
         )
         self.seed = seed
+        self._grammars = Grammars(self.checkpoint)
         self._core = make_core(self.checkpoint, args, make_observer)
         self._open: dict[RequestId, OpenRequest] = {}
         self._names: dict[str, OpenRequest] = {}
@@ -187,6 +189,10 @@ class LLM:
         text, token_ids = self._read(prompt)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
+    def grammar_of(self, params: SamplingParams) -> Grammar | None:
+        """What answers must look like, made and kept for ``add_request``, which may take seconds; any thread may ask."""
+        return None if params.structured_outputs is None else self._grammars.grammar(params.structured_outputs)
+
     def add_request(
         self,
         request_id: str,
@@ -253,7 +259,7 @@ class LLM:
             self._add(*each_made)
         with _progress_bar(len(made), use_tqdm) as bar:
             self._finish_all(bar)
-        return [request.shown() for _, request, _, _ in made]
+        return [each[1].shown() for each in made]
 
     def _finish_all(self, bar: tqdm[Any]) -> None:
         started, num_tokens = time.perf_counter(), 0
@@ -375,7 +381,7 @@ class LLM:
         opened = OpenRequest(shown, request_id, prompt, token_ids, outputs)
         if params.prompt_logprobs is not None:
             opened.prompt_logprobs = [None] * len(token_ids)
-        return request, opened, params, self._bad_words(params)
+        return request, opened, params, self._bad_words(params), self.grammar_of(params)
 
     def _check_params(self, params: SamplingParams) -> None:
         """Token ids are those of this model."""
@@ -403,9 +409,16 @@ class LLM:
         room = config.num_blocks // params.n * config.block_size + 1
         return max(1, min(config.max_model_len, room) - num_prompt_tokens)
 
-    def _add(self, request: Request, opened: OpenRequest, params: SamplingParams, bad_words: BadWords) -> None:
+    def _add(
+        self,
+        request: Request,
+        opened: OpenRequest,
+        params: SamplingParams,
+        bad_words: BadWords,
+        grammar: Grammar | None,
+    ) -> None:
         seed = params.seed if params.seed is not None else derived_seed(self.seed, request.request_id)
-        self._core.add(request, params, seed, bad_words)
+        self._core.add(request, params, seed, bad_words, grammar)
         self._num_requests = request.request_id + 1
         self._num_seqs = request.seq_ids[-1] + 1
         self._open[request.request_id] = self._names[opened.name] = opened

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from optimized.beam_search import BeamSearch
+    from optimized.grammar import Grammar
     from optimized.llama import LlamaModel
     from optimized.sampling import SamplingParams
 
@@ -173,7 +174,14 @@ class ModelCore(Protocol):
         """Raise ``InvalidRequest`` if the request can never be served, or never like that."""
         ...
 
-    def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
+    def add(
+        self,
+        request: Request,
+        params: SamplingParams,
+        seed: int,
+        bad_words: BadWords = (),
+        grammar: Grammar | None = None,
+    ) -> None:
         """Let a request wait; each of its sequences is sampled with these parameters and this seed."""
         ...
 
@@ -234,13 +242,21 @@ class TorchCore:
     def check(self, request: Request, params: SamplingParams) -> None:
         self.core.scheduler.check(request)
 
-    def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
+    def add(
+        self,
+        request: Request,
+        params: SamplingParams,
+        seed: int,
+        bad_words: BadWords = (),
+        grammar: Grammar | None = None,
+    ) -> None:
         from optimized.torch_device import SeqSampling
 
         self.core.add(request)
         for ordinal, seq_id in enumerate(request.seq_ids):
+            progress = None if grammar is None else grammar.progress()
             self.device.sampling[seq_id] = SeqSampling(
-                params, seed, ordinal, len(request.prompt), request.stop_token_ids, bad_words
+                params, seed, ordinal, len(request.prompt), request.stop_token_ids, bad_words, progress
             )
 
     def add_beams(self, request: Request, search: BeamSearch) -> None:

@@ -37,13 +37,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from optimized.adjustment import adjusted, is_adjusting
+from optimized.structured_outputs import StructuredOutputsParams
 from spec.engine import InvalidField
+
+if TYPE_CHECKING:
+    from optimized.grammar import Progress
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -60,6 +64,15 @@ MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_TOKEN_ID = 1 << 31
 
+NOT_WITH_A_GRAMMAR = {
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "allowed_token_ids": None,
+    "bad_words": (),
+    "forced_token_ids": (),
+}
+"""Sampling parameters that could leave no token of those that a grammar allows, with the values that say nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -67,7 +80,8 @@ class SamplingParams:
 
     ``logprobs=k`` asks, for each token of an answer, for the logarithm of its probability before all else that is said
     here, and for those of the ``k`` likeliest tokens; ``prompt_logprobs`` asks the same of the prompt. Below
-    ``min_tokens`` nothing ends an answer. ``forced_token_ids`` are the first tokens of every answer.
+    ``min_tokens`` nothing ends an answer. ``forced_token_ids`` are the first tokens of every answer, and
+    ``structured_outputs`` says what it looks like.
     """
 
     n: int = 1
@@ -92,6 +106,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     forced_token_ids: Sequence[int] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._settle_lists()
@@ -121,6 +136,16 @@ class SamplingParams:
         for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidField(flag, getattr(self, flag), "True or False")
+        if self.structured_outputs is not None:
+            self._settle_structure(self.structured_outputs)
+
+    def _settle_structure(self, structure: object) -> None:
+        """A grammar decides what may come and when an answer ends; nothing else may leave it without a token."""
+        if not isinstance(structure, StructuredOutputsParams):
+            raise InvalidField("structured_outputs", structure, "StructuredOutputsParams")
+        for name, nothing in NOT_WITH_A_GRAMMAR.items():
+            if getattr(self, name) != nothing:
+                raise InvalidField(name, getattr(self, name), f"{nothing!r} with {structure.asked_as}")
 
     def _settle_lists(self) -> None:
         """Lists become tuples, None the empty one, and what is in them is looked at."""
@@ -210,8 +235,12 @@ def demand_number(field: str, value: Any, least: float, most: float) -> None:
         raise InvalidField(field, value, f"a number from {least:g} to {most:g}")
 
 
-class BadLogits(ArithmeticError):
+class NoToken(ArithmeticError):
     """There is no token to choose for one row; only its sequence is concerned."""
+
+
+class BadLogits(NoToken):
+    """The numbers of one row leave no token."""
 
     def __init__(self, largest: float, num_nan: int) -> None:
         why = f"the largest logit is {largest}, {num_nan} logits are NaN"
@@ -235,6 +264,7 @@ class Draw:
     num_prompt_tokens: int = 0
     end_token_ids: Sequence[int] = ()
     bad_words: Sequence[tuple[int, ...]] = ()
+    progress: Progress | None = None
 
     @property
     def forced(self) -> int | None:
@@ -243,9 +273,9 @@ class Draw:
         return self.params.forced_token_ids[index] if 0 <= index < len(self.params.forced_token_ids) else None
 
 
-def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> list[int | BadLogits]:
+def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> list[int | NoToken]:
     """A token for each row of logits ``[num_samples, vocab_size]``, or what is wrong with that row."""
-    tokens: list[int | BadLogits] = [0] * len(draws)
+    tokens: list[int | NoToken] = [0] * len(draws)
     if not draws:
         return tokens
     # One pass for what all rows need: NaN if any is NaN, infinite if any is +inf or all are -inf.
@@ -256,13 +286,13 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> list[
             continue
         try:
             tokens[row] = sample(logits[row], draw)
-        except BadLogits as error:
+        except NoToken as error:
             tokens[row] = error
     return tokens
 
 
 def sample(logits: npt.NDArray[np.float32], draw: Draw) -> int:
-    """The token that the definition of this module gives for logits ``[vocab_size]``. Raises ``BadLogits``."""
+    """The token that the definition of this module gives for logits ``[vocab_size]``. Raises ``NoToken``."""
     _demand_a_largest(logits)
     if draw.forced is not None:
         return draw.forced

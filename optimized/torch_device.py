@@ -16,9 +16,10 @@ from torch import Tensor
 from kernels import AttentionPlan, copy_blocks, plan_attention
 from optimized.beam_search import BeamSearch
 from optimized.device import Failure, Sampled
+from optimized.grammar import Progress
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
-from optimized.sampling import BadLogits, Draw, Logprob, SamplingParams, logprobs, sample_rows
+from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, logprobs, sample_rows
 from spec.vocabulary import BlockId, Config, InvalidConfig, SeqId, Token
 
 Logprobs: TypeAlias = dict[Token, Logprob]
@@ -32,7 +33,8 @@ ROWS_AT_ONCE = 256
 class SeqSampling:
     """How the tokens of one sequence are drawn; ``ordinal`` counts the samples of its request.
 
-    ``end_token_ids`` are all that end it, and ``bad_words`` those of the parameters as token ids.
+    ``end_token_ids`` are all that end it, ``bad_words`` those of the parameters as token ids, and ``progress`` its way
+    through their grammar.
     """
 
     params: SamplingParams
@@ -41,6 +43,7 @@ class SeqSampling:
     num_prompt_tokens: int = 0
     end_token_ids: tuple[Token, ...] = ()
     bad_words: tuple[tuple[Token, ...], ...] = ()
+    progress: Progress | None = None
 
 
 GREEDY = SeqSampling(SamplingParams(temperature=0.0), seed=0, ordinal=0)
@@ -163,13 +166,14 @@ class TorchDevice:
                     how.num_prompt_tokens,
                     how.end_token_ids,
                     how.bad_words,
+                    how.progress,
                 )
             )
         sampled = sample_rows(rows, draws)
         for seq_id, logits_of_row, token, draw in zip(plan.sample_seq_ids, rows, sampled, draws, strict=True):
-            if draw.params.logprobs is not None and not isinstance(token, BadLogits):
+            if draw.params.logprobs is not None and not isinstance(token, NoToken):
                 self.logprobs[seq_id] = logprobs(logits_of_row, token, draw.params.logprobs)
-        answers: list[Sampled] = [Failure(str(each)) if isinstance(each, BadLogits) else each for each in sampled]
+        answers: list[Sampled] = [Failure(str(each)) if isinstance(each, NoToken) else each for each in sampled]
         if self.beams:
             self._choose_beams(plan, rows, answers)
         return answers

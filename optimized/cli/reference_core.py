@@ -28,6 +28,7 @@ from spec.vocabulary import (
 if TYPE_CHECKING:
     from optimized.beam_search import BeamSearch
     from optimized.checkpoint import Checkpoint
+    from optimized.grammar import Grammar
     from optimized.sampling import SamplingParams
 
 CACHE_BYTES = 1 << 28
@@ -43,6 +44,7 @@ NOT_HERE = {
     "logprobs": None,
     "prompt_logprobs": None,
     "forced_token_ids": (),
+    "structured_outputs": None,
 }
 """Sampling parameters that the reference engine does not have, with the values that say nothing."""
 
@@ -69,7 +71,14 @@ class ReferenceCore:
                 raise InvalidField(name, getattr(params, name), f"{default!r}: the reference engine knows no other")
         self._engine.engine.check(request)
 
-    def add(self, request: Request, params: SamplingParams, seed: int, bad_words: BadWords = ()) -> None:
+    def add(
+        self,
+        request: Request,
+        params: SamplingParams,
+        seed: int,
+        bad_words: BadWords = (),
+        grammar: Grammar | None = None,
+    ) -> None:
         from reference import Sampling
 
         self._engine.add(request, Sampling(params.temperature, params.top_p, params.top_k, params.min_p, seed))

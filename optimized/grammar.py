@@ -1,0 +1,169 @@
+"""Grammars: which tokens may come next in an answer, as a function of its tokens so far. llguidance knows how."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from optimized.grammar_trial import limits
+from optimized.sampling import NoToken
+from optimized.structured_outputs import StructuredOutputsParams
+from spec.engine import InvalidRequest
+from spec.vocabulary import Token
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from optimized.checkpoint import Checkpoint
+
+TRIAL = Path(__file__).with_name("grammar_trial.py")
+TRIAL_S = 20
+"""The trial ends itself after two seconds of its processor's time; this is for a machine that gives it none."""
+
+MAX_KEPT = 256
+"""Grammars that are kept, in case somebody asks for the same again."""
+
+Bools = npt.NDArray[np.bool_]
+Key = tuple[str, str]
+
+
+STOPPED = "the answer's grammar stopped"
+"""How the reason begins that a request is told."""
+
+
+class GrammarStopped(NoToken):
+    """A grammar has no next token for one sequence; only its request is concerned."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{STOPPED}: {why}")
+
+
+class Grammar:
+    """What answers look like: the beginning of each."""
+
+    def __init__(self, begin: LLMatcher, vocab_size: int) -> None:
+        self.begin = begin
+        self.vocab_size = vocab_size
+
+    def progress(self) -> Progress:
+        """An answer that has not begun."""
+        return Progress(self)
+
+
+class Progress:
+    """The way of one sequence through a grammar.
+
+    What it remembers is only a shortcut: whatever was asked before, the answer depends on the output that is given, and
+    so a sequence that was preempted, forked or swapped goes on where its tokens are.
+    """
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.begin.deep_copy()
+        self._read: list[Token] = []
+
+    def allowed(self, output: Sequence[Token]) -> Bools:
+        """Which tokens may follow this output, ``[vocab_size]``. Raises ``GrammarStopped``. O(new tokens + vocabulary)."""
+        if self._read != list(output[: len(self._read)]):
+            self._matcher, self._read = self._grammar.begin.deep_copy(), []
+        new = list(output[len(self._read) :])
+        self._matcher.consume_tokens(new)
+        self._read += new
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise GrammarStopped(_plain(self._matcher.get_error()))
+        found = np.unpackbits(bits, bitorder="little", count=self._grammar.vocab_size).view(np.bool_)
+        if not found.any():
+            raise GrammarStopped("the vocabulary has no token for what comes next")
+        return found
+
+
+class Grammars:
+    """The grammars of one model, each made once; any thread may ask."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Key, Grammar] = OrderedDict()
+
+    def grammar(self, asked: StructuredOutputsParams) -> Grammar:
+        """What a caller asks for. Raises ``InvalidRequest`` if it cannot be, or takes too much to make."""
+        key = asked.kind, asked.text
+        with self._lock:
+            found = self._kept.get(key)
+        if found is None:
+            found = self._made(asked)
+        with self._lock:
+            self._kept[key] = found
+            self._kept.move_to_end(key)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _made(self, asked: StructuredOutputsParams) -> Grammar:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _tokenizer(self._checkpoint)
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, _tried(asked), log_level=0, limits=limits())
+        grammar = Grammar(matcher, self._checkpoint.config.vocab_size)
+        try:
+            grammar.progress().allowed(())
+        except GrammarStopped as error:
+            raise asked.refused(_short(asked.text), f"something that has an answer ({error})") from error
+        return grammar
+
+
+def _tokenizer(checkpoint: Checkpoint) -> LLTokenizer:
+    """The model's tokens as llguidance knows them."""
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise InvalidRequest("structured outputs need the extra 'grammar': pip install 'kvproof[grammar]'") from error
+    if checkpoint.tokenizer is None:
+        raise InvalidRequest(f"{checkpoint.name} has no tokenizer: structured outputs have no meaning")
+    ends = list(checkpoint.config.eos_token_ids)
+    if not ends:
+        raise InvalidRequest(f"{checkpoint.name} has no token that ends a text: structured outputs would have no end")
+    try:
+        return LLTokenizer(checkpoint.tokenizer.backend.to_str(), n_vocab=checkpoint.config.vocab_size, eos_token=ends)
+    except Exception as error:  # the library raises what it likes
+        raise InvalidRequest(
+            f"the tokenizer of {checkpoint.name} is none for grammars: {_plain(str(error))}"
+        ) from error
+
+
+def _tried(asked: StructuredOutputsParams) -> str:
+    """The grammar in llguidance's own form, after a process of its own has made it within its limits."""
+    command, said = [sys.executable, "-P", str(TRIAL)], json.dumps({"kind": asked.kind, "text": asked.text})
+    try:
+        done = subprocess.run(command, input=said, capture_output=True, timeout=TRIAL_S, text=True, check=False)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode != 0:
+        raise asked.refused(_short(asked.text), "a grammar that takes less time and memory to make")
+    found = json.loads(done.stdout)
+    if "error" in found:
+        raise asked.refused(_short(asked.text), f"a {asked.kind} that can be followed: {_plain(found['error'])}")
+    return str(found["grammar"])
+
+
+def _plain(message: str) -> str:
+    """What a library says, in one line, without addresses of its code."""
+    line = " ".join(message.split("<")[0].split())
+    return line if len(line) <= 200 else f"{line[:197]}..."
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
