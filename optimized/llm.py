@@ -344,6 +344,9 @@ class LLM:
             raise InvalidField("priority", priority, "a whole number of at most 64 bits")
         if priority and self._core.config.policy is not Policy.PRIORITY:
             raise InvalidField("priority", priority, "0, unless the scheduling policy is priority")
+        max_tokens = self._max_tokens(len(token_ids), params)
+        if params.min_tokens > max_tokens:
+            raise InvalidField("min_tokens", params.min_tokens, f"at most {max_tokens}, for which there is room")
         request_id = self._num_requests + len(before)
         first = self._num_seqs if not before else before[-1][0].seq_ids[-1] + 1
         seq_ids = tuple(range(first, first + params.n))
@@ -351,7 +354,7 @@ class LLM:
         request = Request(
             request_id,
             tuple(token_ids),
-            self._max_tokens(len(token_ids), params),
+            max_tokens,
             seq_ids,
             stop_token_ids=(*(params.stop_token_ids or ()), *ends),
             priority=priority,

@@ -462,7 +462,9 @@ class Observe:
     """An implementation showed itself: ``before`` is where its events lead, ``after`` is what it shows."""
 
 
-Call: TypeAlias = Add | Start | Append | Fork | Release | Rollback | SwapOut | SwapIn | Publish | Reset | Submit | Complete
+Call: TypeAlias = (
+    Add | Start | Append | Fork | Release | Rollback | SwapOut | SwapIn | Publish | Reset | Submit | Complete
+)
 """What can be turned down."""
 
 Event: TypeAlias = (

@@ -7,10 +7,11 @@ from typing import cast
 
 import pytest
 
+from spec.conformance.attacker import Attacked
 from spec.conformance.declared import try_engine, try_pool
 from spec.conformance.door import judged_engine, judged_pool
 from spec.conformance.hunt import Hunt, hunt_engine, hunt_pool, narrowed, walk_pool
-from spec.conformance.suite import NO_SERVER, Suite
+from spec.conformance.suite import NO_ATTACK, NO_SERVER, SECURITY, Suite
 from spec.conformance.target import Kind, Target
 from spec.engine import Capability, EngineFactory, PoolFactory, Profile
 from spec.scope import Scope, needs
@@ -35,6 +36,20 @@ def served_url(suite: Suite) -> str:
     if suite.url is None:
         pytest.skip(NO_SERVER)
     return suite.url
+
+
+@pytest.fixture
+def served_keys(suite: Suite) -> list[str]:
+    """The keys of that server."""
+    return suite.keys
+
+
+@pytest.fixture
+def attacked(suite: Suite, served_url: str, served_keys: list[str]) -> Attacked:
+    """The server that is to be attacked."""
+    if SECURITY not in suite.levels:
+        pytest.skip(NO_ATTACK)
+    return Attacked(served_url, served_keys)
 
 
 def profile_of(target: Target) -> Profile:

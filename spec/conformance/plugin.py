@@ -11,6 +11,7 @@ OPTIONS = (
     "conformance-xfails",
     "conformance-report",
     "conformance-url",
+    "conformance-key",
 )
 
 
@@ -27,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--conformance-level",
         metavar="LEVELS",
         help="run these levels only, for example L0,L1 (L0 allocator, L1 sharing and prefix cache, L2 scheduler, "
-        "L3 preemption, L4 attention kernel, L5 served text)",
+        "L3 preemption, L4 attention kernel, L5 served text; SECURITY attacks a server, and runs only if it is named)",
     )
     group.addoption("--conformance-max-examples", metavar="N", help="stories that a test of a state machine tells")
     group.addoption(
@@ -40,7 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--conformance-xfails", metavar="FILE", help="ids of tests that must fail, one a line; a pass is an error"
     )
     group.addoption("--conformance-report", metavar="FILE", help="write the outcome of each test as JSON")
-    group.addoption("--conformance-url", metavar="URL", help="the server that level L5 asks, as http://host:port/v1")
+    group.addoption(
+        "--conformance-url", metavar="URL", help="the server that L5 and SECURITY ask, as http://host:port/v1"
+    )
+    group.addoption(
+        "--conformance-key", action="append", metavar="KEY", help="a key of that server; once for each that is known"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

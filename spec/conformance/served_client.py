@@ -72,8 +72,9 @@ class Refusal:
 class Server:
     """A server, by the address below which its endpoints lie. Each call has a connection of its own."""
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 60.0, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._key = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.timeout_s = timeout_s
         self._model: str | None = None
         self._has_logprobs: bool | None = None
@@ -134,7 +135,9 @@ class Server:
         """Asks for a stream and goes away after its first piece."""
         connection = self._connection()
         try:
-            connection.request("POST", self._path("/completions"), self._body(prompt, {**fields, "stream": True}), JSON)
+            connection.request(
+                "POST", self._path("/completions"), self._body(prompt, {**fields, "stream": True}), self._key | JSON
+            )
             next(_events(connection.getresponse()), None)
         except (OSError, HTTPException) as error:
             raise ServerFault(f"{self.url} does not answer: {type(error).__name__}: {error}") from error
@@ -155,7 +158,7 @@ class Server:
     def _ask(self, method: str, path: str, body: bytes | None = None) -> "_Answer":
         connection = self._connection()
         try:
-            connection.request(method, self._path(path), body, JSON if body else {})
+            connection.request(method, self._path(path), body, self._key | JSON if body else self._key)
             return _Answer(self.url, connection, connection.getresponse())
         except (OSError, HTTPException) as error:
             connection.close()

@@ -20,6 +20,7 @@ from spec.conformance.target import BadTarget, Kind, Target, load
 from spec.engine import Profile
 
 FOLDER = Path(__file__).parent
+SECURITY = "SECURITY"
 LEVELS: Mapping[str, str] = {
     "L0": "allocator",
     "L1": "sharing and prefix cache",
@@ -27,8 +28,10 @@ LEVELS: Mapping[str, str] = {
     "L3": "preemption",
     "L4": "attention kernel",
     "L5": "served text",
+    SECURITY: "a server under attack",
 }
 NO_ENGINE = "no engine is given: --engine MODULE:NAME"
+NO_ATTACK = "a server is attacked only if asked to: --conformance-level security"
 NO_SERVER = "no server is given: --conformance-url http://host:port/v1"
 REPORT_FORMAT, REPORT_VERSION = "kvproof conformance report", 1
 MAX_EXAMPLES = 100
@@ -53,6 +56,7 @@ class Suite:
         self.max_examples = int(_number(config, "conformance_max_examples", whole=True) or MAX_EXAMPLES)
         self.budget_s = _number(config, "conformance_time_budget")
         self.url = _url(config.getoption("conformance_url"))
+        self.keys: list[str] = config.getoption("conformance_key") or []
         self.skips = _ids(config, "conformance_skips")
         self.xfails = _ids(config, "conformance_xfails")
         self.report_path = _path(config, "conformance_report")

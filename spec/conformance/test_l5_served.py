@@ -24,8 +24,8 @@ two_prompts = pytest.mark.parametrize("prompt", PROMPTS[1:3], ids=["prompt-1", "
 
 
 @pytest.fixture
-def server(served_url: str) -> Server:
-    return Server(served_url)
+def server(served_url: str, served_keys: list[str]) -> Server:
+    return Server(served_url, key=served_keys[0] if served_keys else None)
 
 
 def offered(judge: Callable[[], object]) -> None:

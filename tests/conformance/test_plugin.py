@@ -41,7 +41,7 @@ def test_a_report_says_what_was_judged_and_what_came_of_it(run: Run, tmp_path: P
         (["--engine", "sys:exit"], "AdapterFault in sys:exit: raised SystemExit: Config(num_blocks=8"),
         (["--engine", "this_is:nowhere"], "its import raises ModuleNotFoundError: No module named 'this_is'"),
         (["--engine", "reference:make_engine", "--engine", "optimized:make_engine"], "names an engine twice"),
-        (["--conformance-level", "L9"], "'L9' is none of L0, L1, L2, L3, L4, L5"),
+        (["--conformance-level", "L9"], "'L9' is none of L0, L1, L2, L3, L4, L5, SECURITY"),
         (["--conformance-time-budget", "nan"], "must be a number of seconds above 0"),
         (["--conformance-max-examples", "0"], "must be a whole number above 0"),
         (["--conformance-url", "localhost"], "it must be like http://host:port/v1"),
@@ -136,7 +136,7 @@ def test_a_test_that_is_to_be_skipped_is_not_run(run: Run, tmp_path: Path) -> No
 def test_the_ids_of_the_tests_are_those_that_were_published(run: Run) -> None:
     """Somebody's lists of skips and of expected failures name them: an id is added here, and never changed."""
     done = run("--conformance-max-examples", "1")
-    assert set(done.tests) >= set((Path(__file__).parent / "published_ids.txt").read_text().split())
+    assert set(done.tests) >= set((Path(__file__).parent / "published_ids.txt").read_text().splitlines())
     assert {test["outcome"] for test in done.tests.values()} == {"skipped"}
 
 

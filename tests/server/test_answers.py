@@ -10,6 +10,7 @@ import pytest
 
 from optimized import LLM, SamplingParams
 from optimized.checkpoint import Checkpoint
+from optimized.server.limits import Limits
 from tests.server.conftest import RunningServer, running
 
 
@@ -147,12 +148,14 @@ def test_metrics_have_the_names_that_dashboards_know(server: RunningServer) -> N
 
 
 @pytest.mark.slow
-def test_the_suite_finds_nothing_at_the_served_level(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("level", ["L5", "security"])
+def test_the_suite_finds_nothing_at_the_served_levels(tiny: Checkpoint, level: str) -> None:
     longer = replace(tiny, config=replace(tiny.config, max_model_len=512))
-    server = running(longer)
+    server = running(longer, Limits(head_timeout=1), keys=("one-key", "two-keys"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "spec.conformance.plugin", "-p", "no:cacheprovider"]
     command += ["--pyargs", "spec.conformance", "--rootdir", "/", "-c", os.devnull]
-    options = ["--conformance-level", "L5", "--conformance-url", server.url]
+    options = ["--conformance-level", level, "--conformance-url", server.url]
+    options += ["--conformance-key", "one-key", "--conformance-key", "two-keys"]
     try:
         # The plugin is named: a checkout need not be installed, and one that is must not bring it twice.
         env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -160,3 +163,4 @@ def test_the_suite_finds_nothing_at_the_served_level(tiny: Checkpoint) -> None:
     finally:
         server.stop()
     assert run.returncode == 0, run.stdout[-3000:]
+    assert "skipped" not in run.stdout.splitlines()[-1]
