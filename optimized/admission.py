@@ -59,11 +59,10 @@ def may_fork(config: Config, pool: BlockPool, running: Sequence[LiveRequest], pa
     """Whether one more sequence like this one leaves free what NO_EVICT has promised (SCHED-22)."""
     if config.admission_rule is not AdmissionRule.NO_EVICT:
         return True
-    most, room = parent.request.most_tokens_stored, parent.num_computed + parent.num_scheduled
     held = len(parent.table) + parent.num_dropped_blocks
-    growth = max(0, blocks_needed(most, config.block_size) - held) if room < most else 0
-    # Whoever of the two writes first into a half-filled tail copies it.
-    copies = 1 if room < most and room % config.block_size and parent.table else 0
+    growth = blocks_needed(parent.request.most_tokens_stored, config.block_size) - held
+    # Whoever of the two writes first into a half-filled tail copies it. The parent is in no step.
+    copies = 1 if parent.num_computed % config.block_size else 0
     return blocks_owed(config, pool, running) + growth + copies <= pool.num_free
 
 

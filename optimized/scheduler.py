@@ -292,12 +292,13 @@ class Scheduler(Roster):
             self._slide(step, self.config.window)
         tokens = [token for token in sampled if not isinstance(token, Failure | Branches)]
         outcome = Outcome(plan.sample_seq_ids, tokens, preempted=step.preempted)
-        if len(tokens) < len(sampled):
-            self._end_failed(plan, sampled, outcome)
+        pairs = list(zip(plan.sample_seq_ids, sampled, strict=True)) if len(tokens) < len(sampled) else []
+        if pairs:
+            self._end_failed(pairs, outcome)
         if self._promised:
             self._fork_samples(step, outcome)
-        if len(tokens) < len(sampled):
-            self._branch(plan, sampled, outcome)
+        if pairs:
+            self._branch(pairs, outcome)
         self._append(outcome)
         self.pool.drop_holds(step.holds)
         if self._emit is not None:
@@ -334,9 +335,8 @@ class Scheduler(Roster):
                 if self._emit is not None:
                     self._emit(Slide(seq.seq_id, count))
 
-    def _end_failed(self, plan: Plan, sampled: Sequence[Sampled], outcome: Outcome) -> None:
+    def _end_failed(self, pairs: Sequence[tuple[SeqId, Sampled]], outcome: Outcome) -> None:
         """A request that has a sequence without a token ends, and only that one; the others' tokens are left."""
-        pairs = list(zip(plan.sample_seq_ids, sampled, strict=True))
         failures = {seq_id: token for seq_id, token in pairs if isinstance(token, Failure)}
         for request in list(self.requests.values()):
             for seq_id in (*request.request.seq_ids, *(seq.seq_id for seq in request.seqs)):
@@ -358,9 +358,8 @@ class Scheduler(Roster):
                     self._fork(seq, child_id)
                     outcome.forked.append((seq.seq_id, child_id))
 
-    def _branch(self, plan: Plan, sampled: Sequence[Sampled], outcome: Outcome) -> None:
+    def _branch(self, pairs: Sequence[tuple[SeqId, Sampled]], outcome: Outcome) -> None:
         """Sequences that go on in no way end, so that there are seats; then the others are forked as often as they must."""
-        pairs = list(zip(plan.sample_seq_ids, sampled, strict=True))
         branches = [(i, each.tokens) for i, each in pairs if isinstance(each, Branches) and i in self.seqs]
         for seq_id, tokens in branches:
             if not tokens:

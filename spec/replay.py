@@ -256,6 +256,7 @@ def _begun(
         events += [e for e in swaps if isinstance(e, SwapOut) and _request(before, e.seq) == victim]
         if held:
             events += _undone_copies(_follow(before, events), shown, victim, held)
+        events += _published_by(_follow(before, events), shown, victim)
         events.append(Preempt(victim))
     for seq in (i for request in before.running if request not in victims for i in seqs_of(before, request)):
         events += rooms.get(seq, [])
@@ -386,6 +387,21 @@ def _published_ahead(before: State, events: Iterable[Event], shown: State) -> li
     size, names = s.config.block_size, set(s.cached.values())
     planned = [p for p in _publications(s, shown) if (p.index + 1) * size <= block_table.room(s.seqs[p.seq])]
     return [p for p in planned if key_of(s, p.seq, p.index) not in names]
+
+
+def _published_by(s: State, shown: State, victim: RequestId) -> list[Event]:
+    """What an engine that publishes at the schedule has published for a victim before it preempted it: blocks that were
+    written long ago, under names that the victim's own next block had taken from free ones."""
+    if s.choices.publication is not Publication.AT_SCHEDULE:
+        return []
+    events: list[Event] = []
+    for own in _publications(s, shown):
+        name = key_of(s, own.seq, own.index)
+        block = s.block_tables[own.seq][own.index - s.seqs[own.seq].num_dropped_blocks]
+        if _request(s, own.seq) == victim and shown.cached[block] == name:
+            events += [Evict(b) for b in s.free if s.cached.get(b) == name != shown.cached.get(b)]
+            events.append(own)
+    return events
 
 
 def _publications(s: State, shown: State) -> list[Publish]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -57,6 +58,8 @@ class Caller:
         self.num_requests = 0
         self.num_seqs = 0
         self.most_in_flight = 0
+        self.answers: Counter[str] = Counter()
+        """What came of the forks."""
 
     def run(self, num_calls: int) -> None:
         """So many calls; then whatever is left runs to its end."""
@@ -68,6 +71,7 @@ class Caller:
             self.step,
             self.step,
             self.step,
+            self.fork,
             self.fork,
             self.abort,
             self.reset,
@@ -128,11 +132,20 @@ class Caller:
         self.same(lambda engine: _abstract_report(engine.end_step(next_token)))
 
     def fork(self) -> None:
-        seqs = list(self.state.seqs)
+        """Mostly of somebody who may be forked, into somebody new."""
+        state = self.state
+        ready = [
+            i
+            for i, seq in state.seqs.items()
+            if seq.request_id in state.running and seq.num_output_tokens and not seq.num_scheduled_tokens
+        ]
+        seqs = list(state.seqs)
         if seqs:
-            parent, child = self.rng.choice(seqs), self.rng.choice((self.num_seqs, *seqs))
+            parent = self.rng.choice(ready if ready and self.rng.random() < 0.8 else seqs)
+            child = self.num_seqs if self.rng.random() < 0.8 else self.rng.choice(seqs)
             self.num_seqs += 1
-            self.same(lambda engine: _refusable(lambda: engine.fork(parent, child)))
+            answer = self.same(lambda engine: _refusable(lambda: engine.fork(parent, child)))
+            self.answers[str(answer)] += 1
 
     def abort(self) -> None:
         request_id: RequestId = self.rng.randint(0, self.num_requests)

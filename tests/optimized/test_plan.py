@@ -38,6 +38,7 @@ def test_a_plan_is_the_same_after_json(seed: int) -> None:
         again = Plan.from_json(plan.to_json())
         assert again == plan
         assert hash(again) == hash(plan)
+        assert {swap.out for swap in plan.swaps} <= {True, False}
 
 
 def test_alloc_5_what_is_aborted_between_schedule_and_commit_is_free_when_the_step_ends() -> None:

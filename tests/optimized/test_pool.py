@@ -21,6 +21,7 @@ def test_the_free_list_is_first_in_first_out_and_can_lose_its_middle(seed: int) 
     pool, free = BlockPool(9), list(range(9))
     used: list[int] = []
     known: set[int] = set()  # was taken once, so that a hit may take it from the middle
+    most_shared = 0
     for _ in range(300):
         if free and rng.random() < 0.5:
             block = pool.take()
@@ -41,7 +42,11 @@ def test_the_free_list_is_first_in_first_out_and_can_lose_its_middle(seed: int) 
         assert list(pool.free_list()) == free
         assert pool.num_free == len(free)
         assert list(pool.ref_count) == [used.count(block) for block in range(9)]
-        assert pool.num_shared == sum(used.count(block) > 1 for block in range(9))
+        num_shared = sum(used.count(block) > 1 for block in range(9))
+        most_shared = max(most_shared, num_shared)
+        assert (pool.num_shared, pool.peak_shared) == (num_shared, most_shared)
+        assert pool.num_spared == len(used) - len(set(used))
+        assert pool.num_in_use(range(9)) == len(set(used))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -64,6 +69,7 @@ def test_the_queue_is_sorted_whoever_leaves(seed: int) -> None:
         assert queue.in_order() == waiting
         assert len(queue) == len(waiting)
         assert queue.head() is (waiting[0] if waiting else None)
+        assert len(queue._heap) <= 2 * len(waiting) + 1, "whoever has left is forgotten in time"
 
 
 def test_a_step_does_the_same_work_however_many_wait_and_however_large_the_pool_is() -> None:

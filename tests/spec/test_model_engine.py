@@ -6,9 +6,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import machine_for
 from spec.engine import Engine
-from spec.vocabulary import Config
+from spec.vocabulary import CacheKey, Config, Preempt, Publish, Request
 from tests.spec.model_engine import ModelEngine, make_engine, make_engine_at_schedule
 
 
@@ -20,3 +21,20 @@ def test_the_model_is_an_engine() -> None:
 def test_the_model_keeps_every_rule_whatever_its_caller_does(make: Callable[[Config], ModelEngine]) -> None:
     """Also a check of the rules: one that the plainest engine breaks asks for too much."""
     run_state_machine_as_test(machine_for(make), settings=settings(max_examples=20, stateful_step_count=15))
+
+
+def test_what_was_published_for_a_victim_is_worked_out() -> None:
+    """Sequences 0 and 2 computed the same block, and the cache names that of 0. Sequence 2 takes it, so that its own block
+    gets the name; then its request is preempted, since sequence 3 lacks a block."""
+    config = Config(num_blocks=5, block_size=1, prefix_cache=True)
+    engine = JudgedEngine(make_engine_at_schedule(config), config)
+    engine.add(Request(0, (1,), max_tokens=1, seq_ids=(0,)))
+    engine.add(Request(1, (0,), max_tokens=3, seq_ids=(1,)))
+    engine.add(Request(2, (1,), max_tokens=2, seq_ids=(2, 3)))
+    engine.step(lambda seq, tokens: 5)
+    named = next(block for block, key in engine.state.cached.items() if key == CacheKey((1,)))
+    engine.step(lambda seq, tokens: 5)
+    trace = engine.follower.trace
+    assert trace.index(Publish(2, 0)) + 1 == trace.index(Preempt(2))
+    assert CacheKey((1,)) in engine.state.cached.values()
+    assert named not in engine.state.cached
