@@ -4,6 +4,7 @@ Shapes, types, devices and strides are always checked: that costs no look into d
 lengths and slots are checked too, unless ``KVPROOF_UNCHECKED_KERNELS=1``: on a GPU that look waits for the device.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +13,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kernels.fp8 import FP8, SCALE, SCALE_BYTES
+
 PAD_SLOT = -1  # in a slot mapping: this token is padding, nothing is written for it
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CACHE_DTYPES = (*DTYPES, FP8)
 MAX_HEAD_SIZE = 256
 MAX_GROUP = 64  # query heads per KV head; they share one tile's rows
 WIDE_LOAD = 16  # bytes of an address, elements of a stride: what it takes to load 16 bytes at once
@@ -39,18 +43,42 @@ def values_are_checked() -> bool:
     return os.environ.get("KVPROOF_UNCHECKED_KERNELS") != "1"
 
 
-def check_caches(key_cache: Tensor, value_cache: Tensor) -> None:
-    """Both caches are ``[num_blocks, block_size, num_kv_heads, head_size]`` of one type on one device."""
+def check_caches(key_cache: Tensor, value_cache: Tensor, kv_scales: Tensor | None = None) -> None:
+    """Both caches are ``[num_blocks, block_size, num_kv_heads, head_size]`` of one type on one device.
+
+    An fp8 cache has kv_scales, ``[num_blocks, block_size, num_kv_heads, 2]``, and no other has.
+    """
     demand("key_cache", "rank", key_cache.dim(), 4)
     if 0 in key_cache.shape[1:]:
         raise BadArgument("key_cache", "shape", tuple(key_cache.shape), "no empty axis but num_blocks")
-    if key_cache.dtype not in DTYPES:
-        raise BadArgument("key_cache", "dtype", key_cache.dtype, f"one of {DTYPES}")
+    if key_cache.dtype not in CACHE_DTYPES:
+        raise BadArgument("key_cache", "dtype", key_cache.dtype, f"one of {CACHE_DTYPES}")
     demand("key_cache", "last stride", key_cache.stride(3), 1)
     demand("value_cache", "shape", tuple(value_cache.shape), tuple(key_cache.shape))
     demand("value_cache", "dtype", value_cache.dtype, key_cache.dtype)
     demand("value_cache", "device", value_cache.device, key_cache.device)
     demand("value_cache", "last stride", value_cache.stride(3), 1)
+    if kv_scales is None:
+        if key_cache.dtype == FP8:
+            raise BadArgument("kv_scales", "value", None, f"the scales of a cache of {FP8}")
+        return
+    if key_cache.dtype != FP8:
+        raise BadArgument("kv_scales", "value", "a tensor", f"None for a cache of {key_cache.dtype}")
+    demand("kv_scales", "shape", tuple(kv_scales.shape), (*key_cache.shape[:3], 2))
+    demand("kv_scales", "dtype", kv_scales.dtype, SCALE)
+    demand("kv_scales", "device", kv_scales.device, key_cache.device)
+    demand("kv_scales", "contiguity", kv_scales.is_contiguous(), True)
+    demand(
+        "kv_scales", "address", f"{kv_scales.data_ptr() % SCALE_BYTES} modulo {SCALE_BYTES}", f"0 modulo {SCALE_BYTES}"
+    )
+
+
+def check_numbers(argument: str, numbers: Tensor, key_cache: Tensor) -> None:
+    """What is written into a cache, or scores its keys, has its type; beside an fp8 cache, any type that is computed in."""
+    if key_cache.dtype == FP8 and numbers.dtype not in DTYPES:
+        raise BadArgument(argument, "dtype", numbers.dtype, f"one of {DTYPES}")
+    if key_cache.dtype != FP8:
+        demand(argument, "dtype", numbers.dtype, key_cache.dtype)
 
 
 def check_index(argument: str, index: Tensor, rank: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -83,15 +111,17 @@ def check_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
     query_start: Tensor,
+    scale: float,
     window: int | None,
     logit_cap: float | None,
     out: Tensor | None,
+    kv_scales: Tensor | None,
 ) -> None:
-    check_caches(key_cache, value_cache)
+    check_caches(key_cache, value_cache, kv_scales)
     num_kv_heads, head_size = key_cache.shape[2:]
     demand("query", "rank", query.dim(), 3)
     demand("query", "head_size", query.shape[2], head_size)
-    demand("query", "dtype", query.dtype, key_cache.dtype)
+    check_numbers("query", query, key_cache)
     demand("query", "device", query.device, key_cache.device)
     demand("query", "last stride", query.stride(2), 1)
     num_query_heads = query.shape[1]
@@ -104,6 +134,8 @@ def check_attention(
     check_index("query_start", query_start, 1, torch.int32, query.device)
     demand("block_tables", "rows", block_tables.shape[0], seq_lens.shape[0])
     demand("query_start", "length", query_start.shape[0], seq_lens.shape[0] + 1)
+    if not 0 < scale < math.inf:
+        raise BadArgument("scale", "value", scale, "a finite number above 0")
     if window is not None and window < 1:
         raise BadArgument("window", "value", window, "at least 1")
     if logit_cap is not None and not logit_cap > 0:
@@ -177,13 +209,16 @@ def first_key(num_queries: int, seq_len: int, window: int | None) -> int:
     return 0 if window is None else max(seq_len - num_queries - window + 1, 0)
 
 
-def check_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    check_caches(key_cache, value_cache)
+def check_write(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None
+) -> None:
+    check_caches(key_cache, value_cache, kv_scales)
     demand("key", "rank", key.dim(), 3)
     demand("key", "shape after num_tokens", tuple(key.shape[1:]), tuple(key_cache.shape[2:]))
     demand("value", "shape", tuple(value.shape), tuple(key.shape))
+    demand("value", "dtype", value.dtype, key.dtype)
     for argument, tensor in (("key", key), ("value", value)):
-        demand(argument, "dtype", tensor.dtype, key_cache.dtype)
+        check_numbers(argument, tensor, key_cache)
         demand(argument, "device", tensor.device, key_cache.device)
         demand(argument, "last stride", tensor.stride(2), 1)
     check_index("slot_mapping", slot_mapping, 1, torch.int64, key_cache.device)
@@ -204,8 +239,8 @@ def check_slot_values(slot_mapping: Tensor, num_slots: int) -> None:
         raise BadArgument("slot_mapping", "slot", int(twice[0]), "each slot at most once, it is there 2 times or more")
 
 
-def check_copy(key_cache: Tensor, value_cache: Tensor, block_copies: Tensor) -> None:
-    check_caches(key_cache, value_cache)
+def check_copy(key_cache: Tensor, value_cache: Tensor, block_copies: Tensor, kv_scales: Tensor | None) -> None:
+    check_caches(key_cache, value_cache, kv_scales)
     check_index("block_copies", block_copies, 2, torch.int64, key_cache.device)
     demand("block_copies", "columns", block_copies.shape[1], 2)
 
@@ -226,11 +261,26 @@ def check_copy_values(block_copies: Tensor, num_blocks: int) -> None:
         targets.add(target)
 
 
-def check_pack(packed: Tensor, key_cache: Tensor, value_cache: Tensor, block_ids: Tensor) -> None:
-    check_caches(key_cache, value_cache)
+def new_packed(key_cache: Tensor, num_packed: int) -> Tensor:
+    """Room for packed blocks: ``[num_packed, 2, block_size, num_kv_heads, head_size]``, or, of an fp8 cache, bytes.
+
+    ``[num_packed, 2 * block_size * num_kv_heads * head_size + scale bytes]`` uint8: K, V, and then the kv_scales.
+    """
+    if key_cache.dtype != FP8:
+        return key_cache.new_empty((num_packed, 2, *key_cache.shape[1:]))
+    _, block_size, num_kv_heads, head_size = key_cache.shape
+    num_bytes = block_size * num_kv_heads * (2 * head_size + SCALE_BYTES)
+    return torch.empty((num_packed, num_bytes), dtype=torch.uint8, device=key_cache.device)
+
+
+def check_pack(
+    packed: Tensor, key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, kv_scales: Tensor | None
+) -> None:
+    check_caches(key_cache, value_cache, kv_scales)
     check_index("block_ids", block_ids, 1, torch.int64, key_cache.device)
-    demand("packed", "shape", tuple(packed.shape), (len(block_ids), 2, *key_cache.shape[1:]))
-    demand("packed", "dtype", packed.dtype, key_cache.dtype)
+    like = new_packed(key_cache[:0], 0)
+    demand("packed", "shape", tuple(packed.shape), (len(block_ids), *like.shape[1:]))
+    demand("packed", "dtype", packed.dtype, like.dtype)
     demand("packed", "device", packed.device, key_cache.device)
     demand("packed", "contiguity", packed.is_contiguous(), True)
 

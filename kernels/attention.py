@@ -21,6 +21,7 @@ def paged_attention(
     return_lse: bool = False,
     out: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal attention of each sequence's new queries over all its keys, which lie where its block table says.
 
@@ -41,6 +42,9 @@ def paged_attention(
     natural logarithm). Rows of query past ``query_start[-1]`` are padding: 0 in a new output, left alone in ``out``.
 
     A ``plan`` made by ``plan_attention`` for these lengths spares a GPU launcher the look at the lengths.
+
+    An fp8 cache (``torch.float8_e4m3fn``) has ``kv_scales``, [num_blocks, block_size, num_kv_heads, 2] bfloat16, which
+    ``write_kv`` writes beside it; the query has any type then, and what is read is exact in it.
     """
     if query.is_cuda:
         from kernels.attention_launch import triton_paged_attention as attend
@@ -48,5 +52,14 @@ def paged_attention(
         from kernels.attention_twin import cpu_paged_attention as attend
     tensors = (query, key_cache, value_cache, block_tables, seq_lens, query_start)
     if return_lse:
-        return attend(*tensors, scale=scale, window=window, logit_cap=logit_cap, return_lse=True, out=out, plan=plan)
-    return attend(*tensors, scale=scale, window=window, logit_cap=logit_cap, out=out, plan=plan)
+        return attend(
+            *tensors,
+            scale=scale,
+            window=window,
+            logit_cap=logit_cap,
+            return_lse=True,
+            out=out,
+            plan=plan,
+            kv_scales=kv_scales,
+        )
+    return attend(*tensors, scale=scale, window=window, logit_cap=logit_cap, out=out, plan=plan, kv_scales=kv_scales)

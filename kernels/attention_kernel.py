@@ -6,13 +6,15 @@ the sequence, and keeps for each row the running maximum m, the running sum l an
 
     m' = max(m, max(s))    p = 2^(s - m')    l' = l * 2^(m - m') + sum(p)    acc' = acc * 2^(m - m') + p V
 
-Scores are kept in base 2. A tile in which a row sees nothing leaves that row's three values exactly as they were.
+Scores are kept in base 2. A tile in which a row sees nothing leaves that row's three values exactly as they were. Masking a
+tile that all rows see whole changes nothing, so a prefill does not: bit for bit the same.
 
 Keys are cut into splits of ``SPLIT_TOKENS``, counted from position 0 too, so that the cut depends on the sequence
 alone. A split starts from nothing and is folded into the total, first to last. Whether one program walks all splits, or
 each has its own and ``merge_splits_kernel`` folds, is scheduling: the arithmetic is the same, bit for bit.
 
     cache   [num_blocks, block_size, num_kv_heads, head_size]     any strides, the last one is 1
+    scales  [num_blocks, block_size, num_kv_heads]     of an fp8 cache, see kernels.fp8_kernel
     row r of a tile is query ``first_query + r // group`` and query head ``kv_head * group + r % group``
 
 Nothing computes in bfloat16 but ``tl.dot``: Triton's interpreter takes its bits for integers.
@@ -20,6 +22,8 @@ Nothing computes in bfloat16 but ``tl.dot``: Triton's interpreter takes its bits
 
 import triton
 import triton.language as tl
+
+from kernels.fp8_kernel import decoded, scale_pair
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -57,6 +61,7 @@ def paged_attention_kernel(
     query_ptr,  # [num_tokens, num_query_heads, head_size]
     key_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_size]
     value_cache_ptr,  # like key_cache, with the same strides
+    kv_scales_ptr,  # [num_blocks, block_size, num_kv_heads] int32: the scales of K and of V; where IS_FP8
     block_tables_ptr,  # [num_seqs, max_blocks_per_seq] int32; entries outside what a row sees are never read
     seq_lens_ptr,  # [num_seqs] int32: keys including this step's
     query_start_ptr,  # [num_seqs + 1] int32
@@ -82,6 +87,8 @@ def paged_attention_kernel(
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    IS_FP8: tl.constexpr,  # the caches hold bytes of e4m3
+    IS_NATIVE: tl.constexpr,  # which the target has an instruction for
     PRECISION: tl.constexpr,  # of tl.dot; only float32 inputs look at it
 ):
     tile = tl.program_id(0)
@@ -149,38 +156,57 @@ def paged_attention_kernel(
         if HAS_WINDOW:
             table_mask = table_mask & (first_tokens >= begin)
         next_blocks = tl.load(table_ptr + first_tokens // block_size, mask=table_mask, other=0)
-        for start in range(split_begin, split_end, TILE_TOKENS):
-            tokens = start + offsets
-            live_tokens = tokens < split_end
-            if HAS_WINDOW:  # a block before the window may be someone else's by now, and hold NaN
-                live_tokens = live_tokens & (tokens >= begin)
-            blocks = next_blocks.to(tl.int64)
-            places = tokens % block_size
-            coming = tokens + TILE_TOKENS
-            next_blocks = tl.load(table_ptr + coming // block_size, mask=coming < split_end, other=0)
+        # Whole tiles, which every row sees in full, have a loop of their own that masks nothing; the last loop masks. Only
+        # a prefill has it: a decode has one tile to mask, and two copies of a cap have no registers.
+        FIRST_LOOP: tl.constexpr = 1 if SPLIT_TOKENS > 0 or HAS_WINDOW or HAS_CAP else 0
+        whole_end = split_begin
+        if FIRST_LOOP == 0:
+            whole_end = tl.maximum(seq_len - num_queries + first_query + 1, 0) // TILE_TOKENS * TILE_TOKENS
+        for is_masked in tl.static_range(FIRST_LOOP, 2):
+            loop_begin = whole_end if is_masked else split_begin
+            loop_end = split_end if is_masked else whole_end
+            for start in range(loop_begin, loop_end, TILE_TOKENS):
+                tokens = start + offsets
+                live_tokens = tokens < split_end if is_masked else offsets < TILE_TOKENS
+                if HAS_WINDOW:  # a block before the window may be someone else's by now, and hold NaN
+                    live_tokens = live_tokens & (tokens >= begin)
+                blocks = next_blocks.to(tl.int64)
+                places = tokens % block_size
+                coming = tokens + TILE_TOKENS
+                next_blocks = tl.load(table_ptr + coming // block_size, mask=coming < split_end, other=0)
 
-            live_cells = live_tokens[:, None] & live_dims[None, :]
-            cells = (blocks * cache_stride_block + places * cache_stride_token)[:, None] + dims[None, :]
-            key = tl.load(key_head_ptr + cells, mask=live_cells, other=0.0)
-            value = tl.load(value_head_ptr + cells, mask=live_cells, other=0.0)
+                live_cells = live_tokens[:, None] & live_dims[None, :]
+                cells = (blocks * cache_stride_block + places * cache_stride_token)[:, None] + dims[None, :]
+                key = tl.load(key_head_ptr + cells, mask=live_cells, other=0.0)
+                value = tl.load(value_head_ptr + cells, mask=live_cells, other=0.0)
+                if IS_FP8:
+                    pairs = (blocks * block_size + places) * tl.num_programs(1) + kv_head
+                    key_scale, value_scale = scale_pair(tl.load(kv_scales_ptr + pairs, mask=live_tokens, other=0))
+                    key = (decoded(key, IS_NATIVE) * key_scale[:, None]).to(query.dtype)
+                    value = (decoded(value, IS_NATIVE) * value_scale[:, None]).to(query.dtype)
 
-            score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-            if HAS_CAP:
-                score = soft_cap(score * scale, logit_cap) * LOG2_E
-            else:
-                score = score * (scale * LOG2_E)
-            seen = tokens[None, :] <= positions[:, None]  # so no key past the end, where dead rows alone could see it
-            if HAS_WINDOW:
-                seen = seen & (tokens[None, :] > positions[:, None] - window)
-            score = tl.where(seen, score, float("-inf"))
+                score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+                factor = scale * LOG2_E
+                if HAS_CAP:
+                    score = soft_cap(score * scale, logit_cap)
+                    factor = LOG2_E
+                if SPLIT_TOKENS > 0:  # a decode that multiplies later spills
+                    score = score * factor
+                    factor = 1.0
+                if is_masked:  # no key past the end either, where dead rows alone could see it
+                    seen = tokens[None, :] <= positions[:, None]
+                    if HAS_WINDOW:
+                        seen = seen & (tokens[None, :] > positions[:, None] - window)
+                    score = tl.where(seen, score, float("-inf"))
 
-            new_m = tl.maximum(m, tl.max(score, 1))
-            base = tl.where(new_m == float("-inf"), 0.0, new_m)  # a row that has seen nothing yet: no inf - inf
-            p = tl.exp2(score - base[:, None])
-            fade = tl.exp2(m - base)
-            l = tl.fma(l, fade, tl.sum(p, 1))
-            acc = tl.dot(p.to(value.dtype), value, acc * fade[:, None], input_precision=PRECISION)
-            m = new_m
+                # The fma is spelled out: a query's bits must not depend on the loop that its tile is in.
+                new_m = tl.maximum(m, tl.max(score, 1) * factor)
+                base = tl.where(new_m == float("-inf"), 0.0, new_m)  # a row that has seen nothing yet: no inf - inf
+                p = tl.exp2(tl.fma(score, tl.zeros_like(score) + factor, tl.broadcast_to(-base[:, None], score.shape)))
+                fade = tl.exp2(m - base)
+                l = tl.fma(l, fade, tl.sum(p, 1))
+                acc = tl.dot(p.to(value.dtype), value, acc * fade[:, None], input_precision=PRECISION)
+                m = new_m
 
         if SPLIT_TOKENS > 0:
             total_m, total_l, total_acc = fold(total_m, total_l, total_acc, m, l, acc)

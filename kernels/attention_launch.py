@@ -16,8 +16,9 @@ from kernels.arguments import (
 from kernels.attention_kernel import merge_splits_kernel, paged_attention_kernel
 from kernels.attention_plan import AttentionPlan, check_plan, check_plan_lengths, plan_attention
 from kernels.attention_signature import signed
+from kernels.fp8 import NATIVE, bytes_of
 from kernels.launching import check_device
-from kernels.tile_shape import power_of_two
+from kernels.tile_shape import architecture_of, power_of_two
 
 PRECISION = "ieee"  # of products of float32: the default would round its inputs to 10 bits
 
@@ -37,9 +38,12 @@ def triton_paged_attention(
     return_lse: bool = False,
     out: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``paged_attention`` by the Triton kernels; with a plan and unchecked values it never waits for the device."""
-    check_attention(query, key_cache, value_cache, block_tables, seq_lens, query_start, window, logit_cap, out)
+    check_attention(
+        query, key_cache, value_cache, block_tables, seq_lens, query_start, scale, window, logit_cap, out, kv_scales
+    )
     check_wide_loads(key_cache, value_cache)
     check_device("query", query)
     plan = _checked_plan(plan, query, key_cache, block_tables, seq_lens, query_start, window)
@@ -66,8 +70,9 @@ def triton_paged_attention(
         paged_attention_kernel[(len(launch.tiles), num_kv_heads)](
             *targets,
             query,
-            key_cache,
-            value_cache,
+            bytes_of(key_cache),
+            bytes_of(value_cache),
+            query if kv_scales is None else kv_scales.view(torch.int32),
             block_tables,
             seq_lens,
             query_start,
@@ -85,6 +90,8 @@ def triton_paged_attention(
             SPLIT_TOKENS=shape.split_tokens,
             HAS_CAP=logit_cap is not None,
             HAS_WINDOW=window is not None,
+            IS_FP8=kv_scales is not None,
+            IS_NATIVE=kv_scales is not None and architecture_of(query.device) in NATIVE,
             PRECISION=PRECISION,
             num_warps=shape.num_warps,
             num_stages=shape.num_stages,

@@ -28,6 +28,7 @@ class PagedAttention(Protocol):
         return_lse: Literal[False] = False,
         out: Tensor | None = None,
         plan: "AttentionPlan | None" = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor: ...
 
     @overload
@@ -46,6 +47,7 @@ class PagedAttention(Protocol):
         return_lse: Literal[True],
         out: Tensor | None = None,
         plan: "AttentionPlan | None" = None,
+        kv_scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
 

@@ -22,6 +22,7 @@ from kernels.arguments import (
 )
 from kernels.attention_plan import AttentionPlan, check_plan, check_plan_lengths
 from kernels.attention_signature import signed
+from kernels.fp8 import FP8, bytes_of, dequantized
 
 TILE_TOKENS = 256  # keys per turn of a decode: few enough to waste little on a short sequence
 TILE_SEQS = 8  # sequences side by side: enough to share the cost of a call, few enough to stay in the CPU's cache
@@ -43,9 +44,12 @@ def cpu_paged_attention(
     return_lse: bool = False,
     out: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``paged_attention`` for CPU tensors, of any head size and any strides; a plan is only checked."""
-    check_attention(query, key_cache, value_cache, block_tables, seq_lens, query_start, window, logit_cap, out)
+    check_attention(
+        query, key_cache, value_cache, block_tables, seq_lens, query_start, scale, window, logit_cap, out, kv_scales
+    )
     demand("query", "device", query.device.type, "cpu")
     starts, lengths = query_start.tolist(), seq_lens.tolist()
     query_lens = [end - begin for begin, end in pairwise(starts)]
@@ -63,7 +67,7 @@ def cpu_paged_attention(
     if out is None:
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     lse = torch.full(query.shape[:2], float("-inf"))
-    cache = _Cache(key_cache, value_cache, block_tables)
+    cache = _Cache(key_cache, value_cache, block_tables, kv_scales)
     score = _Score(scale, window, logit_cap)
     for seq, length in enumerate(lengths):
         if length == 0:
@@ -89,12 +93,27 @@ class _Cache:
     key_cache: Tensor
     value_cache: Tensor
     block_tables: Tensor
+    kv_scales: Tensor | None  # of an fp8 cache
 
     def cells(self, seqs: Tensor, positions: Tensor) -> "_Cells":
         """Of live positions ``[num_seqs, num_keys]``: any other would use a table entry that may hold anything."""
         block_size = self.key_cache.shape[1]
         blocks = self.block_tables[seqs[:, None], positions // block_size].long()
         return _Cells(blocks, positions % block_size)
+
+    def keys(self, cells: "_Cells") -> Tensor:
+        """``[num_seqs * num_kv_heads, num_keys, head_size]`` float32."""
+        return self._numbers(self.key_cache, cells, 0)
+
+    def values(self, cells: "_Cells") -> Tensor:
+        """Like the keys."""
+        return self._numbers(self.value_cache, cells, 1)
+
+    def _numbers(self, cache: Tensor, cells: "_Cells", which: int) -> Tensor:
+        if self.kv_scales is None:
+            return cells.of(cache).float()
+        scales = cells.of(self.kv_scales[..., which : which + 1])[..., 0]
+        return dequantized(cells.of(bytes_of(cache)).view(FP8), scales)
 
 
 @dataclass(frozen=True)
@@ -105,15 +124,15 @@ class _Cells:
     places: Tensor  # like blocks, within the block
 
     def of(self, cache: Tensor) -> Tensor:
-        """Their contents, ``[num_seqs * num_kv_heads, num_keys, head_size]`` float32."""
+        """Their contents, ``[num_seqs * num_kv_heads, num_keys, head_size]``."""
         _, block_size, num_kv_heads, head_size = cache.shape
         if not cache.is_contiguous():
-            return cache[self.blocks, self.places].transpose(1, 2).flatten(0, 1).float()
+            return cache[self.blocks, self.places].transpose(1, 2).flatten(0, 1)
         # One index over rows of one head is faster than two, and leaves nothing to transpose.
         slots = self.blocks * block_size + self.places
         rows = slots[:, None] * num_kv_heads + torch.arange(num_kv_heads)[:, None]
         shape = (len(slots) * num_kv_heads, slots.shape[1], head_size)
-        return cache.view(-1, head_size).index_select(0, rows.flatten()).view(shape).float()
+        return cache.view(-1, head_size).index_select(0, rows.flatten()).view(shape)
 
 
 @dataclass(frozen=True)
@@ -167,8 +186,8 @@ def _decode(query: Tensor, cache: _Cache, seqs: list[int], lengths: list[int], s
         # Only a sequence's own live cells are read: where its tile has none, one of them is read again and not seen.
         cells = cache.cells(tables, positions.maximum(first).minimum(last))
         seen = score.sees(last, positions).repeat_interleave(num_kv_heads, 0)[:, None]
-        part_top, weights, part_total = _exponentials(score.of(grouped, cells.of(cache.key_cache), seen))
-        part_acc = torch.bmm(weights, cells.of(cache.value_cache))
+        part_top, weights, part_total = _exponentials(score.of(grouped, cache.keys(cells), seen))
+        part_acc = torch.bmm(weights, cache.values(cells))
         if start == begin:  # the same as adding it to nothing
             top, total, acc = part_top, part_total, part_acc
             continue
@@ -190,7 +209,7 @@ def _prefill(query: Tensor, cache: _Cache, seq: int, length: int, score: _Score,
     first = first_key(num_queries, length, score.window)
     positions = torch.arange(first, length)
     cells = cache.cells(torch.tensor([seq]), positions[None])
-    key, value = cells.of(cache.key_cache), cells.of(cache.value_cache)
+    key, value = cache.keys(cells), cache.values(cells)
     for begin in range(0, num_queries, TILE_QUERIES):
         rows = query[begin : begin + TILE_QUERIES].float()
         at = torch.arange(begin, begin + len(rows)) + (length - num_queries)

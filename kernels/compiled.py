@@ -139,15 +139,20 @@ def judge(configuration: Configuration, shape: TileShape | None = None) -> Compi
 
 
 def loop_problems(configuration: Configuration, shape: TileShape, code: MachineCode, threads: int) -> list[str]:
-    """One turn brings a tile of K and one of V by 16-byte loads; narrow loads are the block table's."""
+    """One turn brings a tile of K and one of V by 16-byte loads; narrow loads are the block table's.
+
+    A tensor core's operand takes a part of an fp8 cache by 8 bytes; the scales come by narrow loads too.
+    """
     dtype: torch.dtype = getattr(torch, configuration.dtype)
-    turn = 2 * shape.tile_tokens * power_of_two(configuration.head_size) * dtype.itemsize
-    wide, narrow = code.bytes_loaded(threads, width=16), code.bytes_loaded_narrow(threads)
-    problems = [] if wide >= turn else [f"16-byte loads bring {wide} of {turn} bytes of K and V"]
+    cell_bytes, width, narrow_bytes = (1, 8, 8) if configuration.fp8 else (dtype.itemsize, 16, 4)
+    turn = 2 * shape.tile_tokens * power_of_two(configuration.head_size) * cell_bytes
+    wide = code.bytes_loaded(threads, at_least=width)
+    narrow, needed = code.bytes_loaded(threads) - wide, turn // width * narrow_bytes  # an id, a pair of scales
+    problems = [] if wide >= turn else [f"{width}-byte loads bring {wide} of {turn} bytes of K and V"]
     if dtype.itemsize == 4:  # for tests: exact products take neither tensor cores nor the register-saving layouts
         return problems
-    if narrow > turn // 16 * 4:  # an id of 4 bytes for each wide load
-        problems.append(f"narrow loads bring {narrow} bytes, the table needs {turn // 16 * 4}")
+    if narrow > needed:
+        problems.append(f"narrow loads bring {narrow} bytes, the table needs {needed}")
     if not code.matrix:
         problems.append("no tensor-core instruction in the loop")
     return problems
@@ -170,7 +175,7 @@ def resident_warps(chip: Chip, registers: int, shared: int, num_warps: int) -> i
 
 def as_text(report: CompileReport) -> str:
     c, s = report.configuration, report.shape
-    options = " ".join(name for name in ("window", "logit_cap", "lse") if getattr(c, name))
+    options = " ".join(name for name in ("fp8", "window", "logit_cap", "lse") if getattr(c, name))
     shape = "" if s is None else f"tile {s.rows}x{s.tile_tokens} on {s.num_warps} warps, {s.num_stages} stages: "
     return (
         f"{c.target} {c.kernel} head {c.head_size} block {c.block_size} group {c.group} {c.dtype} {options}: {shape}"

@@ -11,6 +11,7 @@ import torch
 
 from kernels import attention_kernel, cache_kernel, layer_kernel, sampling_kernel
 from kernels.attention_launch import PRECISION
+from kernels.fp8 import NATIVE, SCALE_BYTES, largest_bits
 from kernels.layer_launch import norm_warps
 from kernels.tile_shape import (
     ARCHITECTURES,
@@ -43,6 +44,7 @@ class Configuration:
     window: bool = False
     logit_cap: bool = False
     lse: bool = False
+    fp8: bool = False  # the cache; dtype is that of the query
 
 
 def small_set() -> list[Configuration]:
@@ -70,10 +72,12 @@ def covering_set() -> list[Configuration]:
                 Configuration(target, kernel, head_size=256, block_size=8, group=4, window=True, logit_cap=True),
                 Configuration(target, kernel, head_size=64, group=3, dtype="float32", window=True),
             ]
-        made += [Configuration(target, "decode", head_size, group=48, lse=True) for head_size in (64, 128)]
-        made += [Configuration(target, "merge", head_size=head_size) for head_size in (64, 256)]
-        made += [Configuration(target, kernel) for kernel in MOVES + LAYER]
-        made.append(Configuration(target, "write_kv", head_size=80, num_kv_heads=3))
+            made.append(Configuration(target, kernel, fp8=True))
+        made += [Configuration(target, "decode", group=48, lse=True)]
+        made += [Configuration(target, "merge", head_size=256)]
+        with_fp8 = ("unpack_blocks", "rotate_write")  # others beside them do the same with other numbers
+        made += [Configuration(target, kernel, fp8=kernel in with_fp8) for kernel in MOVES + LAYER]
+        made.append(Configuration(target, "write_kv", head_size=80, num_kv_heads=3, fp8=True))
     return made
 
 
@@ -126,6 +130,18 @@ class _Tensors:
         return FakeTensor(getattr(torch, self.c.dtype))
 
     @property
+    def cache_data(self) -> FakeTensor:
+        return FakeTensor(torch.uint8) if self.c.fp8 else self.data
+
+    def scales(self, dtype: torch.dtype, instead: FakeTensor) -> FakeTensor:
+        return FakeTensor(dtype) if self.c.fp8 else instead
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a block."""
+        return self.c.block_size * self.c.num_kv_heads * SCALE_BYTES if self.c.fp8 else 0
+
+    @property
     def query_strides(self) -> list[int]:
         return [self.c.num_kv_heads * self.c.group * self.c.head_size, self.c.head_size]
 
@@ -136,6 +152,10 @@ class _Tensors:
     @property
     def cache_strides(self) -> list[int]:
         return [self.c.block_size * self.c.num_kv_heads * self.c.head_size, *self.key_strides]
+
+    @property
+    def encoding(self) -> dict[str, object]:
+        return {"IS_FP8": self.c.fp8, "LARGEST": largest_bits(getattr(torch, self.c.dtype))}
 
     @property
     def cache(self) -> dict[str, object]:
@@ -166,9 +186,25 @@ def _attention_call(c: Configuration, shape: TileShape) -> Call:
         "SPLIT_TOKENS": shape.split_tokens,
         "HAS_CAP": c.logit_cap,
         "HAS_WINDOW": c.window,
+        "IS_FP8": c.fp8,
+        "IS_NATIVE": c.fp8 and c.target in NATIVE,
         "PRECISION": PRECISION,
     }
-    arguments = [t.data, FLOAT32, FLOAT32, FLOAT32, t.data, t.data, t.data, INT32, INT32, INT32, INT32]
+    scales = t.scales(torch.int32, t.data)
+    arguments = [
+        t.data,
+        FLOAT32,
+        FLOAT32,
+        FLOAT32,
+        t.data,
+        t.cache_data,
+        t.cache_data,
+        scales,
+        INT32,
+        INT32,
+        INT32,
+        INT32,
+    ]
     arguments += [0.1, 30.0, 4096, *t.query_strides, *t.query_strides, *t.cache_strides, 1024]
     options = FUSION | {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     return Call(attention_kernel.paged_attention_kernel, arguments, constants, options)
@@ -177,16 +213,19 @@ def _attention_call(c: Configuration, shape: TileShape) -> Call:
 def _move_call(c: Configuration) -> Call:
     t = _Tensors(c)
     if c.kernel == "write_kv":
-        arguments = [t.data, t.data, t.data, t.data, INT64, 1 << 20]
+        arguments = [t.data, t.data, t.cache_data, t.cache_data, t.scales(torch.int32, INT64), INT64, 1 << 20]
         arguments += [*t.key_strides, *t.key_strides, *t.cache_strides, *t.cache_strides]
-        constants = t.cache | {"HEADS": power_of_two(c.num_kv_heads), "HEAD": power_of_two(c.head_size)}
+        constants = t.cache | {"HEADS": power_of_two(c.num_kv_heads), "HEAD": power_of_two(c.head_size)} | t.encoding
         options = FUSION | {"num_warps": write_warps(c.num_kv_heads, c.head_size)}
         return Call(cache_kernel.write_kv_kernel, arguments, constants, options)
+    moved: dict[str, object] = {"TILE": COPY_TILE, "SCALE_BYTES": t.scale_bytes}
     if c.kernel == "copy_blocks":
-        arguments = [t.data, t.data, INT64, 2, *t.cache_strides, *t.cache_strides]
-        return Call(cache_kernel.copy_blocks_kernel, arguments, t.cache | {"TILE": COPY_TILE}, FUSION)
-    arguments = [t.data, t.data, t.data, INT64, *t.cache_strides, *t.cache_strides]
-    constants = t.cache | {"TILE": COPY_TILE, "IS_UNPACKING": c.kernel == "unpack_blocks"}
+        arguments = [t.cache_data, t.cache_data, t.scales(torch.uint8, INT64), INT64, 2]
+        arguments += [*t.cache_strides, *t.cache_strides]
+        return Call(cache_kernel.copy_blocks_kernel, arguments, t.cache | moved, FUSION)
+    arguments = [t.cache_data, t.cache_data, t.cache_data, t.scales(torch.uint8, INT64), INT64]
+    arguments += [*t.cache_strides, *t.cache_strides]
+    constants = t.cache | moved | {"IS_UNPACKING": c.kernel == "unpack_blocks"}
     return Call(cache_kernel.pack_blocks_kernel, arguments, constants, FUSION)
 
 
@@ -210,7 +249,8 @@ def _layer_call(c: Configuration) -> Call:
         return Call(sampling_kernel.draw_tokens_kernel, arguments, tiles, FUSION | {"num_warps": 8})
     has_norm = c.kernel == "rotate_write_norm"
     norm = [t.data, t.data, 1e-6] if has_norm else [FLOAT32, FLOAT32, 0.0]
-    arguments = [t.data, t.data, t.data, t.data, t.data, INT64, INT64, FLOAT32, *norm, 1 << 20]
+    arguments = [t.data, t.data, t.data, t.cache_data, t.cache_data, t.scales(torch.int32, INT64)]
+    arguments += [INT64, INT64, FLOAT32, *norm, 1 << 20]
     arguments += [*t.query_strides, *t.key_strides, *t.key_strides, *t.cache_strides, *t.cache_strides]
     rotation: dict[str, object] = {
         "num_query_heads": c.num_kv_heads * c.group,
@@ -223,4 +263,4 @@ def _layer_call(c: Configuration) -> Call:
         "IS_INTERLEAVED": False,
         "HAS_NORM": has_norm,
     }
-    return Call(layer_kernel.rotate_write_kernel, arguments, t.cache | rotation, FUSION)
+    return Call(layer_kernel.rotate_write_kernel, arguments, t.cache | rotation | t.encoding, FUSION)

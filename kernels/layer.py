@@ -44,8 +44,10 @@ def rotate_write(
     *,
     is_interleaved: bool = False,
     norm: QKNorm | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
-    """``query`` is rotated in place; the rotated key, and the value, go into their slots as by ``write_kv``.
+    """``query`` is rotated in place; the rotated key, and the value, go into their slots as by ``write_kv``, into an
+    fp8 cache with their ``kv_scales``.
 
     ``rotation`` is [max_position, 2, rotary_size // 2] float32 with the cosines and the sines of each position;
     dimensions past ``rotary_size`` are left as they are. A pair is dimension i of each half of a head, or two
@@ -56,4 +58,4 @@ def rotate_write(
     else:
         from kernels.layer_twin import cpu_rotate_write as rotate
     tensors = (query, key, value, key_cache, value_cache, positions, slot_mapping, rotation)
-    rotate(*tensors, is_interleaved=is_interleaved, norm=norm)
+    rotate(*tensors, is_interleaved=is_interleaved, norm=norm, kv_scales=kv_scales)

@@ -56,8 +56,9 @@ def check_rotate(
     slot_mapping: Tensor,
     rotation: Tensor,
     norm: QKNorm | None,
+    kv_scales: Tensor | None,
 ) -> None:
-    check_write(key, value, key_cache, value_cache, slot_mapping)
+    check_write(key, value, key_cache, value_cache, slot_mapping, kv_scales)
     demand("query", "rank", query.dim(), 3)
     demand("query", "num_tokens", query.shape[0], key.shape[0])
     demand("query", "head_size", query.shape[2], key.shape[2])

@@ -10,6 +10,8 @@ Everything is computed in float32 and rounded once. A row's result depends on th
 import triton
 import triton.language as tl
 
+from kernels.fp8_kernel import encoded, exponent_of, scale_bits, sizes
+
 
 @triton.jit
 def rms_norm_kernel(
@@ -93,6 +95,7 @@ def rotate_write_kernel(
     value_ptr,  # like key
     key_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_size]
     value_cache_ptr,  # like key_cache
+    kv_scales_ptr,  # [num_blocks, block_size, num_kv_heads] int32: the scales of K and of V; where IS_FP8
     positions_ptr,  # [num_tokens] int64
     slot_mapping_ptr,  # [num_tokens] int64; a slot outside the cache: this token is padding
     rotation_ptr,  # [max_position, 2, rotary_size // 2] float32: cosines, sines
@@ -124,6 +127,8 @@ def rotate_write_kernel(
     REST: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,  # pairs are neighbours, not halves
     HAS_NORM: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    LARGEST: tl.constexpr,  # bits of the largest number, where IS_FP8
 ):
     """One program takes one token: all its heads."""
     token = tl.program_id(0).to(tl.int64)
@@ -163,14 +168,30 @@ def rotate_write_kernel(
         key_ptr + token * key_stride_token, key_stride_head, key_norm_ptr, eps, heads, firsts, seconds, rest, live,
         live_rest, head_size, HAS_NORM,
     )  # fmt: skip
+    turned_a = (first * cosine - second * sine).to(kind)
+    turned_b = (second * cosine + first * sine).to(kind)
+    other = other.to(kind)
+    dims = tl.arange(0, HEAD)[None, :]
+    live_value = (heads < num_kv_heads) & (dims < head_size)
+    value = tl.load(
+        value_ptr + token * value_stride_token + heads * value_stride_head + dims, mask=live_value, other=0.0
+    )
+    if IS_FP8:
+        most = tl.maximum(tl.max(sizes(turned_a.to(tl.float32)), 1), tl.max(sizes(turned_b.to(tl.float32)), 1))
+        key_exponent = exponent_of(tl.maximum(most, tl.max(sizes(other.to(tl.float32)), 1)), LARGEST)
+        value_exponent = exponent_of(tl.max(sizes(value.to(tl.float32)), 1), LARGEST)
+        pair = scale_bits(key_exponent) | (scale_bits(value_exponent) << 16)
+        head = tl.arange(0, KV_HEADS)
+        tl.store(kv_scales_ptr + slot * num_kv_heads + head, pair, mask=head < num_kv_heads)
+        turned_a = encoded(turned_a.to(tl.float32), key_exponent[:, None], LARGEST)
+        turned_b = encoded(turned_b.to(tl.float32), key_exponent[:, None], LARGEST)
+        other = encoded(other.to(tl.float32), key_exponent[:, None], LARGEST)
+        value = encoded(value.to(tl.float32), value_exponent[:, None], LARGEST)
+
     cells = key_cache_ptr + block * key_cache_stride_block + place * key_cache_stride_token
     cells += heads * key_cache_stride_head
-    tl.store(cells + firsts, (first * cosine - second * sine).to(kind), mask=live)
-    tl.store(cells + seconds, (second * cosine + first * sine).to(kind), mask=live)
-    tl.store(cells + rest, other.to(kind), mask=live_rest)
-
-    dims = tl.arange(0, HEAD)[None, :]
-    live = (heads < num_kv_heads) & (dims < head_size)
-    value = tl.load(value_ptr + token * value_stride_token + heads * value_stride_head + dims, mask=live)
+    tl.store(cells + firsts, turned_a, mask=live)
+    tl.store(cells + seconds, turned_b, mask=live)
+    tl.store(cells + rest, other, mask=live_rest)
     cells = value_cache_ptr + block * value_cache_stride_block + place * value_cache_stride_token
-    tl.store(cells + heads * value_cache_stride_head + dims, value, mask=live)
+    tl.store(cells + heads * value_cache_stride_head + dims, value, mask=live_value)

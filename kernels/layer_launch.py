@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import check_slot_values, values_are_checked
+from kernels.fp8 import bytes_of, largest_bits
 from kernels.launching import check_device
 from kernels.layer_arguments import QKNorm, check_norm, check_position_values, check_rotate, check_rows
 from kernels.layer_kernel import rms_norm_kernel, rotate_write_kernel, silu_mul_kernel
@@ -78,9 +79,10 @@ def triton_rotate_write(
     *,
     is_interleaved: bool = False,
     norm: QKNorm | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """``rotate_write`` by a Triton kernel."""
-    check_rotate(query, key, value, key_cache, value_cache, positions, slot_mapping, rotation, norm)
+    check_rotate(query, key, value, key_cache, value_cache, positions, slot_mapping, rotation, norm, kv_scales)
     check_device("query", query)
     num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
     rotary_size = 2 * rotation.shape[2]
@@ -93,8 +95,9 @@ def triton_rotate_write(
         query,
         key,
         value,
-        key_cache,
-        value_cache,
+        bytes_of(key_cache),
+        bytes_of(value_cache),
+        positions if kv_scales is None else kv_scales.view(torch.int32),
         positions,
         slot_mapping,
         rotation,
@@ -119,5 +122,7 @@ def triton_rotate_write(
         REST=power_of_two(head_size - rotary_size),
         IS_INTERLEAVED=is_interleaved,
         HAS_NORM=norm is not None,
+        IS_FP8=kv_scales is not None,
+        LARGEST=largest_bits(key.dtype),
         enable_fp_fusion=True,
     )

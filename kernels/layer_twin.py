@@ -47,9 +47,10 @@ def cpu_rotate_write(
     *,
     is_interleaved: bool = False,
     norm: QKNorm | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """``rotate_write`` for CPU tensors."""
-    check_rotate(query, key, value, key_cache, value_cache, positions, slot_mapping, rotation, norm)
+    check_rotate(query, key, value, key_cache, value_cache, positions, slot_mapping, rotation, norm, kv_scales)
     demand("query", "device", query.device.type, "cpu")
     if values_are_checked():
         check_position_values(positions, len(rotation))
@@ -60,7 +61,7 @@ def cpu_rotate_write(
         queries, keys = _normed(queries, norm.query_weight, norm.eps), _normed(keys, norm.key_weight, norm.eps)
     query.copy_(_rotated(queries, turns, is_interleaved))
     rotated = _rotated(keys, turns, is_interleaved)
-    cpu_write_kv(rotated.to(key.dtype), value, key_cache, value_cache, slot_mapping)
+    cpu_write_kv(rotated.to(key.dtype), value, key_cache, value_cache, slot_mapping, kv_scales)
 
 
 def _rotated(heads: Tensor, turns: Tensor, is_interleaved: bool) -> Tensor:

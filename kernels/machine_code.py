@@ -29,12 +29,10 @@ class MachineCode:
     loads: Mapping[str, int]  # load instructions in that loop, by their name
     matrix: tuple[str, ...]  # tensor-core instructions in that loop
 
-    def bytes_loaded(self, threads: int, *, width: int) -> int:
-        """Bytes that the loop's loads of ``width`` bytes a thread bring in one pass over its text."""
-        return sum(count * width * threads for name, count in self.loads.items() if load_width(name) == width)
-
-    def bytes_loaded_narrow(self, threads: int) -> int:
-        return sum(count * load_width(name) * threads for name, count in self.loads.items() if load_width(name) < 16)
+    def bytes_loaded(self, threads: int, *, at_least: int = 0) -> int:
+        """Bytes that the loop's loads of so many bytes a thread bring in one pass over its text."""
+        widths = ((load_width(name), count) for name, count in self.loads.items())
+        return sum(count * width * threads for width, count in widths if width >= at_least)
 
 
 def load_width(name: str) -> int:

@@ -49,7 +49,6 @@ class Bug:
         return tuple(dict.fromkeys(test for each in self.invariants for test in CORPUS[each].tests))
 
 
-_NO_SCALES = "K and V are stored in the model's own precision: there are no scales."
 _NO_IMAGES = "Prompts are tokens of text: there are no images."
 _NO_ADAPTERS = "An engine serves one model, without adapters."
 _NO_TIERS = "A prefix is cached in the pool itself: there is no second tier and no transfer between engines."
@@ -57,7 +56,6 @@ _NO_DRAFTS = "A sequence gets one token a step: there are no drafts."
 _ONE_CACHE = "All layers have one cache of one kind: there are no groups with tables of their own."
 
 OUT: Mapping[str, str] = {
-    **dict.fromkeys(("B-110", "B-213", "B-214", "B-215", "B-216"), _NO_SCALES),
     **dict.fromkeys(("B-080", "B-081"), _NO_IMAGES),
     **dict.fromkeys(("B-082", "B-083", "B-087"), _NO_ADAPTERS),
     **dict.fromkeys(("B-137", "B-138"), _NO_TIERS),

@@ -124,6 +124,7 @@ _LLM, _OUTPUTS, _TOKENIZER = "tests/llm/test_llm.py", "tests/llm/test_outputs.py
 _SAMPLING, _TEXT = "tests/models/test_sampling.py", "tests/spec/test_text.py"
 _ATTENTION, _BITS = "tests/kernels/test_attention.py", "tests/kernels/test_attention_bits.py"
 _READS, _CACHE = "tests/kernels/test_attention_reads.py", "tests/kernels/test_cache.py"
+_FP8 = "tests/kernels/test_fp8.py"
 _LEDGER = "tests/spec/test_ledger.py"
 _KERNEL, _SERVED = "tests/conformance/test_kernel_level.py", "tests/conformance/test_served_level.py"
 
@@ -147,7 +148,7 @@ REMARKS: Mapping[str, str] = {
     "P12": "Every block is either free or referenced, and either cached or not: four kinds, of which each block is one.",
     "R3": "The rules keep the tokens; that the text only grows is tested.",
     "S9": "The explorer's scopes and the state machine use blocks of one to four tokens, so that they meet every border.",
-    "K8": "K and V are stored in the model's own precision: there are no scales.",
+    "K8": "A matter of kernels: the rules know slots and whole prefixes, and no numbers.",
     "X1": "The rules know calls that are refused; that an error in the middle concerns one request is tested.",
     "X2": "The rules know ids and sizes; the fields of sampling are checked when they are made.",
     "X5": "An answer has text and ids, no log-probabilities yet: the ids are all that were drawn, also those cut off the text.",
@@ -204,6 +205,12 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "K7": (
         f"{_ATTENTION}::test_head_sizes_that_are_no_power_of_two",
         "tests/kernels/test_arguments.py::test_k7_the_kernel_refuses_head_sizes_without_wide_loads",
+    ),
+    "K8": (
+        f"{_FP8}::test_k8_attention_is_dense_attention_over_what_the_cache_holds",
+        f"{_FP8}::test_how_a_prompt_is_cut_into_steps_does_not_matter",
+        f"{_FP8}::test_a_copy_on_write_takes_the_scales_along_and_then_they_are_apart",
+        f"{_FP8}::test_blocks_that_leave_come_back_with_their_scales",
     ),
     "K9": (f"{_ATTENTION}::test_k9_queries_and_output_may_be_strided_views",),
     "K10": (

@@ -11,7 +11,7 @@ from tests.kernels import test_mutants as kernels
 from tests.mutants.test_mutants import ZOO
 
 EXTENSIONS = Path(__file__).parents[2] / "docs" / "_ext"
-KERNEL_ZOO = [*kernels.ATTENTION, *kernels.CACHE, *kernels.LAYER, *kernels.SAMPLING]
+KERNEL_ZOO = [*kernels.ATTENTION, *kernels.CACHE, *kernels.FP8, *kernels.LAYER, *kernels.SAMPLING]
 
 
 @pytest.fixture

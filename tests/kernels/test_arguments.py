@@ -18,7 +18,7 @@ def refused(attend, batch, argument, found, needed, **options):
     out = options.pop("out", None)
     mine = torch.full_like(batch.query, 7.0, memory_format=torch.contiguous_format) if out is None else out
     with pytest.raises(ValueError, match=argument) as raised:
-        attend(*batch, scale=0.1, out=mine, **options)
+        attend(*batch, **{"scale": 0.1, "out": mine, **options})
     assert isinstance(raised.value, BadArgument)
     assert raised.value.argument == argument
     assert str(found) in str(raised.value)
@@ -118,6 +118,12 @@ def test_a_window_or_a_cap_of_nothing_is_refused(attend):
     refused(attend, build(RECIPE), "window", 0, 1, window=0)
     refused(attend, build(RECIPE), "logit_cap", 0.0, 0, logit_cap=0.0)
     refused(attend, build(RECIPE), "logit_cap", "nan", 0, logit_cap=float("nan"))
+
+
+@BOTH
+@pytest.mark.parametrize("scale", [0.0, -0.125, float("nan"), float("inf")])
+def test_a_scale_of_nothing_or_less_is_refused(attend, scale):
+    refused(attend, build(RECIPE), "scale", scale, "above 0", scale=scale)
 
 
 @BOTH

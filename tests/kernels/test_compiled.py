@@ -103,6 +103,7 @@ def test_the_covering_set_has_each_choice_on_each_target():
             mine = [each for each in here if each.kernel == kernel]
             assert {each.dtype for each in mine} == {"bfloat16", "float16", "float32"}
             assert {32, 64, 80, 96, 112, 128, 192, 256} <= {each.head_size for each in mine}
+            assert {each.fp8 for each in mine} == {True, False}
             assert {each.window for each in mine} == {each.logit_cap for each in mine} == {True, False}
     assert len(small_set()) == 8
 

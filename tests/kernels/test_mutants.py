@@ -18,6 +18,7 @@ from kernels import (
     attention_launch,
     cache_kernel,
     cache_launch,
+    fp8_kernel,
     layer_kernel,
     layer_launch,
     sampling_kernel,
@@ -25,7 +26,7 @@ from kernels import (
     triton_paged_attention,
     triton_write_kv,
 )
-from tests.kernels import test_attention, test_attention_bits, test_attention_reads, test_layer, test_sampling
+from tests.kernels import test_attention, test_attention_bits, test_attention_reads, test_fp8, test_layer, test_sampling
 from tests.kernels.batches import Recipe, build, plan_of, pool, small_shapes
 from tests.kernels.test_cache import same, storage
 
@@ -93,6 +94,27 @@ def copies() -> None:
     assert storage(key_cache).isfinite().sum() == 2 * 3 * 3 * 3 * 32
 
 
+def fp8_attention() -> None:
+    test_fp8.check_fp8(triton_paged_attention, Recipe((1, 7), (70, 20), group=3, block_size=5))
+
+
+def fp8_reads() -> None:
+    test_fp8.test_k8_cells_and_scales_are_read_exactly_where_some_query_sees()
+
+
+def fp8_writes() -> None:
+    test_fp8.test_the_kernel_writes_the_bytes_and_scales_of_the_twin(torch.float16)
+
+
+def fp8_copies() -> None:
+    test_fp8.test_a_copy_on_write_takes_the_scales_along_and_then_they_are_apart(kernels.triton_copy_blocks)
+
+
+def fp8_packs() -> None:
+    pack, unpack = kernels.triton_pack_blocks, kernels.triton_unpack_blocks
+    test_fp8.test_blocks_that_leave_come_back_with_their_scales(pack, unpack, 32)
+
+
 def norms() -> None:
     test_layer.test_a_norm_is_its_formula(kernels.triton_rms_norm, torch.float32, 48)
     test_layer.test_a_residual_is_added_first_and_its_rounded_sum_is_normed(kernels.triton_add_rms_norm, torch.bfloat16)
@@ -138,8 +160,10 @@ class Mutant:
 
 
 ATTENTION = [
-    Mutant("causal one too few", decode_and_prefill, "<= positions[:, None] ", "< positions[:, None] ", "B-139"),
-    Mutant("causal one too many", decode_and_prefill, "<= positions[:, None] ", "<= positions[:, None] + 1 ", "B-190"),
+    Mutant("causal one too few", decode_and_prefill, "<= positions[:, None]\n", "< positions[:, None]\n", "B-139"),
+    Mutant(
+        "causal one too many", decode_and_prefill, "<= positions[:, None]\n", "<= positions[:, None] + 1\n", "B-190"
+    ),
     Mutant(
         "window one too many", window_counts, "> positions[:, None] - window", ">= positions[:, None] - window", "B-205"
     ),
@@ -211,6 +235,13 @@ ATTENTION = [
         "split_begin = begin",
         "B-204",
     ),
+    Mutant(
+        "one tile too many without a mask",
+        decode_and_prefill,
+        "num_queries + first_query + 1, 0) // TILE_TOKENS",
+        "num_queries + first_query + TILE_TOKENS, 0) // TILE_TOKENS",
+        "B-139",
+    ),
     Mutant("fold forgets to fade", decode_and_prefill, "tl.fma(part_l, weight, l * fade)", "tl.fma(part_l, weight, l)"),
     Mutant("fold without weight", decode_and_prefill, "tl.broadcast_to(weight[:, None], acc.shape)", "1.0", "B-190"),
     Mutant(
@@ -256,6 +287,28 @@ ATTENTION = [
         "new_m  # a row",
         "B-204",
     ),
+    Mutant("scales of K left out", fp8_attention, " * key_scale[:, None]", "", "B-213"),
+    Mutant(
+        "scales in decodes only",
+        fp8_attention,
+        "decoded(value, IS_NATIVE) * value_scale[:, None]",
+        "decoded(value, IS_NATIVE) * tl.where(SPLIT_TOKENS > 0, value_scale, 1.0)[:, None]",
+        "B-216",
+    ),
+    Mutant(
+        "scale of the block's first token",
+        fp8_attention,
+        "(blocks * block_size + places) * tl.num_programs(1)",
+        "(blocks * block_size + places * 0) * tl.num_programs(1)",
+        "B-215",
+    ),
+    Mutant("scale of another head", fp8_attention, "tl.num_programs(1) + kv_head\n", "tl.num_programs(1)\n", "B-214"),
+    Mutant(
+        "scales not masked",
+        fp8_reads,
+        "tl.load(kv_scales_ptr + pairs, mask=live_tokens",
+        "tl.load(kv_scales_ptr + pairs, mask=tokens >= 0",
+    ),
     Mutant("tanh cancels", caps, "tl.where(x < 0.3, series,", "tl.where(x < 0.0, series,"),
     Mutant("cap before scale", caps, "soft_cap(score * scale, logit_cap)", "soft_cap(score, logit_cap) * scale"),
 ]
@@ -275,7 +328,43 @@ CACHE = [
     Mutant(
         "copy past the block", copies, "elements < block_size * num_kv_heads * head_size", "elements < TILE", "B-198"
     ),
+    Mutant(
+        "scales stay",
+        fp8_copies,
+        "kv_scales_ptr + target * SCALE_BYTES",
+        "kv_scales_ptr + source * SCALE_BYTES",
+        "B-069",
+    ),
+    Mutant(
+        "packed without scales",
+        fp8_packs,
+        "tl.store(scale_ptrs, scales, mask=elements < SCALE_BYTES)",
+        "pass",
+        "B-110",
+    ),
+    Mutant(
+        "one scale for K and V",
+        fp8_writes,
+        "scale_bits(key_exponent) | (scale_bits(value_exponent) << 16)",
+        "scale_bits(key_exponent) | (scale_bits(key_exponent) << 16)",
+        "B-214",
+    ),
     Mutant("values stay", copies, "tl.store(value_cache_ptr + target", "tl.store(value_cache_ptr + source", "B-068"),
+]
+
+FP8 = [
+    Mutant("K's scale is V's", fp8_attention, "(pair << 16).to(", "(pair & -65536).to(", "B-214"),
+    Mutant(
+        "subnormals lost",
+        fp8_writes,
+        "tl.where(bits < 0x3C800000, small, normal)",
+        "tl.where(bits < 0x3C800000, 0, normal)",
+    ),
+    Mutant("cut off, not rounded", fp8_writes, "bits + 0x7FFFF + ((bits >> 20) & 1)", "bits"),
+    Mutant("ties away from even", fp8_writes, "0x7FFFF + ((bits >> 20) & 1)", "0x80000"),
+    Mutant("beyond 448", fp8_writes, "0x1FFFFF", "0x0FFFFF"),
+    Mutant("sign lost", fp8_attention, "((wide & 0x80) << 8)", "((wide & 0x00) << 8)"),
+    Mutant("not a number written as one", fp8_writes, "tl.where(most < 0x7F800000, exponent, 255)", "exponent"),
 ]
 
 
@@ -301,8 +390,8 @@ LAYER = [
     Mutant(
         "unturned dimensions lost",
         rotations,
-        "tl.store(cells + rest, other.to(kind), mask=live_rest)\n\n    dims",
-        "pass\n\n    dims",
+        "tl.store(cells + rest, other, mask=live_rest)",
+        "pass",
     ),
     Mutant("norm without the unturned", rotations, " + tl.sum(other * other, 1)", ""),
     Mutant("padding written", rotations, "(slot < 0) | (slot >= num_slots)", "slot >= num_slots", "B-038"),
@@ -355,6 +444,18 @@ def test_a_sabotaged_write_is_caught(mutant, monkeypatch, tmp_path):
     made = sabotaged(cache_kernel, mutant, tmp_path)
     monkeypatch.setattr(cache_launch, "write_kv_kernel", made.write_kv_kernel)
     monkeypatch.setattr(cache_launch, "copy_blocks_kernel", made.copy_blocks_kernel)
+    monkeypatch.setattr(cache_launch, "pack_blocks_kernel", made.pack_blocks_kernel)
+    assert_caught(mutant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", FP8, ids=lambda mutant: mutant.name)
+def test_a_sabotaged_fp8_is_caught(mutant, monkeypatch, tmp_path):
+    made = sabotaged(fp8_kernel, mutant, tmp_path)
+    for name in ("decoded", "scale_pair"):
+        monkeypatch.setattr(attention_kernel, name, getattr(made, name))
+    for name in ("encoded", "exponent_of", "scale_bits", "sizes"):
+        monkeypatch.setattr(cache_kernel, name, getattr(made, name))
     assert_caught(mutant)
 
 
@@ -375,7 +476,7 @@ def test_a_sabotaged_draw_is_caught(mutant, monkeypatch, tmp_path):
     assert_caught(mutant)
 
 
-CHECKS = {mutant.check.__name__: mutant.check for mutant in ATTENTION + CACHE + LAYER + SAMPLING}
+CHECKS = {mutant.check.__name__: mutant.check for mutant in ATTENTION + CACHE + FP8 + LAYER + SAMPLING}
 
 
 @pytest.mark.parametrize(
