@@ -51,21 +51,30 @@ class BlockPool:
 
     def take(self) -> BlockId:
         """The front of the free list, with one holder. O(1)."""
-        if self._num_fresh:
-            block = self.num_blocks - self._num_fresh
-            self._num_fresh -= 1
-        else:
-            block = self._next[self.num_blocks]
-            self._unlink(block)
-            if self.cache is not None:
-                self.cache.evict(block)
-        self.num_free -= 1
-        self.ref_count[block] = 1
+        (block,) = self.take_many(1)
         return block
 
     def take_many(self, count: int) -> tuple[BlockId, ...]:
-        """The first ``count`` blocks of the free list. O(count)."""
-        return tuple([self.take() for _ in range(count)])
+        """The first ``count`` blocks of the free list, each with one holder. O(count)."""
+        num_fresh = min(count, self._num_fresh)
+        first = self.num_blocks - self._num_fresh
+        blocks = [*range(first, first + num_fresh)]
+        self._num_fresh -= num_fresh
+        if num_fresh < count:
+            following, end = self._next, self.num_blocks
+            block = following[end]
+            for _ in range(count - num_fresh):
+                blocks.append(block)
+                block = following[block]
+            following[end] = block
+            self._previous[block] = end
+            if self.cache is not None:
+                self.cache.evict(blocks[num_fresh:])
+        ref_count = self.ref_count
+        for block in blocks:
+            ref_count[block] = 1
+        self.num_free -= count
+        return tuple(blocks)
 
     def add_holder(self, block: BlockId) -> None:
         """A block, possibly a free one whose contents are still known, gets one more holder. O(1)."""
@@ -82,41 +91,52 @@ class BlockPool:
 
     def share(self, table: Sequence[BlockId]) -> None:
         """Every block of a table gets one more holder. O(len(table))."""
+        ref_count = self.ref_count
         for block in table:
-            self.add_holder(block)
+            count = ref_count[block]
+            if count > 1:
+                ref_count[block] = count + 1
+                self.num_spared += 1
+            else:
+                self.add_holder(block)
 
     def drop_holder(self, block: BlockId) -> None:
-        """A block loses one holder; without any, it goes to the end of the free list. O(1), O(steps in flight) if any.
-
-        ALLOC-5: a block that a submitted step may touch does not become free; the newest such step is its last holder.
-        """
-        count = self.ref_count[block] - 1
-        if count == 0:
-            for step in reversed(self.submitted.values()):
-                if block in step.blocks:
-                    step.holds.append(block)
-                    self.hand_to_step(block)
-                    return
-            end = self.num_blocks
-            last = self._previous[end]
-            self._next[last] = block
-            self._previous[block] = last
-            self._next[block] = end
-            self._previous[end] = block
-            self.num_free += 1
-        else:
-            self.num_spared -= 1
-            if count == 1:
-                self.num_shared -= 1
-        self.ref_count[block] = count
+        """A block loses one holder; without any, it goes to the end of the free list. O(1), O(steps in flight) if any."""
+        self.release((block,))
 
     def release(self, table: Sequence[BlockId]) -> None:
         """A table gives its references back, the last block first, so that the end of a prefix is taken first.
 
-        O(len(table)).
+        ALLOC-5: a block that a submitted step may touch does not become free; the newest such step is its last holder.
+        O(len(table)), times the steps in flight if any.
         """
+        ref_count, following, previous, end = self.ref_count, self._next, self._previous, self.num_blocks
+        last, num_freed = previous[end], 0
         for block in reversed(table):
-            self.drop_holder(block)
+            count = ref_count[block] - 1
+            if count:
+                self.num_spared -= 1
+                if count == 1:
+                    self.num_shared -= 1
+            elif self.submitted and self._handed_over(block):
+                continue
+            else:
+                following[last] = block
+                previous[block] = last
+                last = block
+                num_freed += 1
+            ref_count[block] = count
+        following[last] = end
+        previous[end] = last
+        self.num_free += num_freed
+
+    def _handed_over(self, block: BlockId) -> bool:
+        for step in reversed(self.submitted.values()):
+            if block in step.blocks:
+                step.holds.append(block)
+                self.hand_to_step(block)
+                return True
+        return False
 
     def hand_to_step(self, block: BlockId) -> None:
         """A table entry that was copied away becomes a hold of the step in flight: the same count. O(1)."""
@@ -170,4 +190,4 @@ def blocks_needed(num_tokens: int, block_size: int) -> int:
 
 
 def _zeros(count: int) -> array[int]:
-    return array("i", (0,)) * count
+    return array("I", (0,)) * count

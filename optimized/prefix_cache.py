@@ -5,39 +5,45 @@ depends on random bytes of this process, on the model and on the salt, so that n
 prefixes under different salts have nothing in common. A digest only finds a record: what is found counts as a hit
 after its tokens and its parents are compared, so that a collision costs a hit and never shows foreign tokens.
 
-To look a prompt up costs one hash and one comparison a block, the first time; later look-ups of the same sequence
-cost one dictionary access or less a block. A cached block costs some 300 bytes.
+To look a prompt up costs one comparison of tokens a block while it goes where the prompt before it went, and one hash
+more a block where it does not; to publish a block costs one hash. Later look-ups of the same sequence read a list.
+A cached block costs some 300 bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from struct import error, pack, unpack
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from spec.vocabulary import BlockId, CacheKey, Prefix, Token
 
-Digest = Callable[[bytes], bytes]
 
+class Hash(Protocol):
+    """A hash of bytes, as ``hashlib`` makes them."""
 
-def sha256(data: bytes) -> bytes:
-    """The digest that the cache takes unless it is told another one."""
-    return hashlib.sha256(data).digest()
+    def digest(self) -> bytes: ...
 
 
 class Record:
-    """What one full block stands for. ``block`` is the one that holds it, None while no cached block does."""
+    """What one full block stands for. ``block`` is the one that holds it, None while no cached block does.
 
-    __slots__ = ("__weakref__", "block", "digest", "packed", "parent", "salt")
+    A root has no parent, and its salt where a block has its tokens.
+    """
 
-    def __init__(self, parent: Record | None, salt: str, digest: bytes, packed: bytes) -> None:
+    __slots__ = ("__weakref__", "block", "child", "digest", "packed", "parent")
+
+    def __init__(self, parent: Record | None, digest: bytes, packed: bytes) -> None:
         self.parent = parent
-        self.salt = salt
         self.digest = digest
         self.packed = packed
         self.block: BlockId | None = None
+        self.child: Record | None = None
+        """The cached record of the same line that was last seen after it, the first guess of a look-up."""
 
     def __eq__(self, other: object) -> bool:
         """Whether both stand for the same prefix under the same salt, token by token."""
@@ -46,7 +52,7 @@ class Record:
         while mine is not None and theirs is not None:
             if mine is theirs:
                 return True
-            if mine.packed != theirs.packed or mine.salt != theirs.salt:
+            if mine.packed != theirs.packed:
                 return False
             mine, theirs = mine.parent, theirs.parent
         return mine is theirs
@@ -58,13 +64,21 @@ class PrefixCache:
     """Records by digest and by block. Which block is free is the pool's business."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, model: str = "", root: bytes | None = None, digest: Digest = sha256
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        model: str = "",
+        root: bytes | None = None,
+        hash_of: Callable[[bytes], Hash] = hashlib.sha256,
     ) -> None:
         self.block_size = block_size
         self.of_block: list[Record | None] = [None] * num_blocks
         self.num_cached = 0
         self._by_digest: dict[bytes, Record] = {}
-        self._digest = digest
+        self._hash_of = hash_of
+        self._num_bytes = 4 * block_size
+        self._length = _length(self._num_bytes)
         self._root = _with_length(secrets.token_bytes(32) if root is None else root) + _with_length(model.encode())
         # A root lives as long as a record or a sequence that starts from it: salts of the past leave nothing behind.
         self._roots: WeakValueDictionary[str, Record] = WeakValueDictionary()
@@ -73,7 +87,8 @@ class PrefixCache:
         """Where the records of all prefixes under this salt begin."""
         root = self._roots.get(salt)
         if root is None:
-            root = Record(None, salt, self._digest(self._root + _with_length(salt.encode())), b"")
+            packed = salt.encode()
+            root = Record(None, self._hash_of(self._root + _with_length(packed)).digest(), packed)
             self._roots[salt] = root
         return root
 
@@ -84,34 +99,55 @@ class PrefixCache:
         grows by what is learnt here, which is what makes the next look-up cheap.
         """
         blocks: list[BlockId] = []
-        for index in range(limit):
-            block = self._known(chain, tokens, index).block
+        for record in islice(chain, 1, limit + 1):
+            if record.block is None:
+                break
+            blocks.append(record.block)
+        first = len(blocks)
+        for index, packed in enumerate(self._packed_as_asked(tokens, first, limit), first):
+            block = self._known(chain, index, packed).block
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
-    def publish(self, chain: list[Record], tokens: Sequence[Token], index: int, block: BlockId) -> bool:
-        """The block, which holds full block ``index`` of the tokens, can be found; False if another one can already."""
-        for earlier in range(len(chain) - 1, index):  # blocks that left a window before anybody named them
-            self._known(chain, tokens, earlier)
-        record = self._known(chain, tokens, index)
-        if record.block is not None or record.digest in self._by_digest:
-            return False
-        record.block = block
-        self._by_digest[record.digest] = record
-        self.of_block[block] = record
-        self.num_cached += 1
-        return True
+    def publish(self, chain: list[Record], tokens: Sequence[Token], first: int, blocks: Sequence[BlockId]) -> list[int]:
+        """These blocks, which hold the full blocks of the tokens from ``first`` on, can be found from now on.
 
-    def evict(self, block: BlockId) -> None:
-        """The block can no longer be found, if it could."""
-        record = self.of_block[block]
-        if record is not None:
-            self.of_block[block] = None
-            record.block = None
-            del self._by_digest[record.digest]
-            self.num_cached -= 1
+        The answer has the places of those that could not be found before: the others' keys are those of other blocks.
+        """
+        packs = self._packed(tokens, first, first + len(blocks))
+        known = len(chain) - 1
+        if known < first:  # blocks have left a window before anybody named them
+            for index, packed in enumerate(self._packed(tokens, known, first), known):
+                self._known(chain, index, packed)
+        published = []
+        by_digest, of_block = self._by_digest, self.of_block
+        for index, (block, packed) in enumerate(zip(blocks, packs, strict=True), first):
+            record = self._known(chain, index, packed)
+            if record.block is None and by_digest.setdefault(record.digest, record) is record:
+                record.block = block
+                of_block[block] = record
+                chain[index].child = record
+                published.append(index)
+        self.num_cached += len(published)
+        return published
+
+    def is_lost(self, chain: list[Record], index: int) -> bool:
+        """Whether full block ``index``, which could be found once, no longer can."""
+        record = chain[index + 1] if index + 1 < len(chain) else None
+        return record is not None and record.block is None and record.digest not in self._by_digest
+
+    def evict(self, blocks: Sequence[BlockId]) -> None:
+        """The blocks can no longer be found, those that could. O(blocks)."""
+        of_block = self.of_block
+        for block in blocks:
+            record = of_block[block]
+            if record is not None:
+                of_block[block] = record.block = None
+                del self._by_digest[record.digest]
+                _forget_child(record)
+                self.num_cached -= 1
 
     def cached_blocks(self) -> list[BlockId]:
         """Every block that can be found, in the order in which they were published. O(cached blocks)."""
@@ -122,42 +158,74 @@ class PrefixCache:
         record = self.of_block[block]
         if record is None:
             raise KeyError(block)
-        salt, parts = record.salt, list[Prefix]()
-        while record is not None:
+        parts = list[Prefix]()
+        while record.parent is not None:
             parts.append(_unpack(record.packed, self.block_size))
             record = record.parent
-        return CacheKey(tuple(token for part in reversed(parts) for token in part), salt)
+        return CacheKey(tuple(token for part in reversed(parts) for token in part), record.packed.decode())
 
-    def _known(self, chain: list[Record], tokens: Sequence[Token], index: int) -> Record:
+    def _known(self, chain: list[Record], index: int, packed: bytes) -> Record:
         """The record of full block ``index``: the one that the cache has, or else one without a block."""
-        if index + 1 < len(chain):
-            record = chain[index + 1]
-            if record.block is not None:
-                return record
-        else:
-            packed = _pack(tokens[index * self.block_size : (index + 1) * self.block_size])
-            parent = chain[-1]
-            record = Record(parent, parent.salt, self._digest(parent.digest + _with_length(packed)), packed)
+        parent = chain[index]
+        if index + 1 == len(chain):
+            record = parent.child
+            # What stands after the same parent and has the same tokens is the same prefix: no need for its digest.
+            if record is None or record.packed != packed or record.block is None:
+                length = self._length if len(packed) == self._num_bytes else _length(len(packed))
+                record = Record(parent, self._hash_of(parent.digest + length + packed).digest(), packed)
             chain.append(record)
-        found = self._by_digest.get(record.digest)
-        if found is not None and found == record:
-            # From here on both lines have the same parents, so that the next comparison ends at once.
-            found.parent = record.parent
-            chain[index + 1] = record = found
+        else:
+            record = chain[index + 1]
+        if record.block is None:
+            found = self._by_digest.get(record.digest)
+            if found is not None and found == record:
+                chain[index + 1] = record = found
+            if record.parent is not parent:
+                # From here on both lines have the same parents, so that the next comparison ends at once.
+                _forget_child(record)
+                record.parent = parent
+            if found is record:
+                parent.child = record
         return record
+
+    def _packed(self, tokens: Sequence[Token], first: int, stop: int) -> list[bytes]:
+        """The tokens of the full blocks from ``first`` to ``stop``: 4 bytes a token, or 8 in a block that needs it."""
+        size, width = self.block_size, self._num_bytes
+        chunk = tokens[first * size : stop * size]
+        try:
+            packed = pack(f"<{len(chunk)}I", *chunk)  # a third of the time that an array takes
+        except error:
+            return [_pack(chunk[i : i + size]) for i in range(0, len(chunk), size)]
+        return [packed] if len(packed) == width else [packed[i : i + width] for i in range(0, len(packed), width)]
+
+    def _packed_as_asked(self, tokens: Sequence[Token], first: int, stop: int) -> Iterator[bytes]:
+        """The same, without more work than in proportion to how many of them are asked for."""
+        count = 1
+        while first < stop:
+            yield from self._packed(tokens, first, min(stop, first + count))
+            first, count = first + count, 2 * count
+
+
+def _forget_child(record: Record) -> None:
+    parent = record.parent
+    if parent is not None and parent.child is record:
+        parent.child = None
 
 
 def _with_length(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "little") + data
+    return _length(len(data)) + data
+
+
+def _length(length: int) -> bytes:
+    return length.to_bytes(8, "little")
 
 
 def _pack(tokens: Sequence[Token]) -> bytes:
-    """The tokens of a block as bytes: 4 a token, or 8 if one of them needs it."""
     try:
-        return array("i", tokens).tobytes()
-    except OverflowError:
-        return array("q", tokens).tobytes()
+        return pack(f"<{len(tokens)}I", *tokens)
+    except error:
+        return pack(f"<{len(tokens)}q", *tokens)
 
 
 def _unpack(packed: bytes, block_size: int) -> Prefix:
-    return tuple(array("i" if len(packed) <= 4 * block_size else "q", packed))
+    return unpack(f"<{block_size}{'I' if len(packed) == 4 * block_size else 'q'}", packed)

@@ -152,8 +152,7 @@ class Roster:
             blocks = self.cache.cached_blocks()
             if self.pool.num_in_use(blocks):
                 return False
-            for block in blocks:
-                self.cache.evict(block)
+            self.cache.evict(blocks)
         if self._emit is not None:
             self._emit(Reset())
         return True

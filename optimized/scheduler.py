@@ -6,13 +6,14 @@ sequence, each block taken or given back and each token of a prompt.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import cast
 
 from optimized.admission import may_admit
 from optimized.device import Branches, Failure, Sampled
 from optimized.placement import longest_hit, must_copy, num_blocks_to_place, num_passed_blocks
-from optimized.plan import BlockCopy, Plan, Swap, computed_by, decode_batch, live_part, mixed_batch
+from optimized.plan import BlockCopy, Plan, Swap, batch_of, computed_by, live_part
 from optimized.pool import blocks_needed
 from optimized.roster import Roster
 from optimized.sequences import LiveRequest, LiveSeq
@@ -29,11 +30,11 @@ from spec.vocabulary import (
     Preempt,
     Publish,
     Recovery,
-    SeqId,
     Slide,
     Submit,
     SwapIn,
     SwapOut,
+    Token,
 )
 
 
@@ -80,12 +81,9 @@ class Scheduler(Roster):
     def _schedule_running(self, step: StepInFlight) -> bool:
         """Whoever runs gets what is missing, while budget and blocks last. False if the blocks did not last."""
         running, block_size, ref_count = self.running, self.config.block_size, self.pool.ref_count
-        scheduled, counts, budget, observer = step.scheduled, step.counts, step.budget, self._observer
-        singles: list[SeqId] = []  # who got room for a token without a block, while nobody was told yet
-        index = 0
-        while index < len(running) and budget:
-            request = running[index]
-            index += 1
+        scheduled, counts, budget = step.scheduled, step.counts, step.budget
+        num_told = 0  # of those in ``scheduled``: the observer hears of many single tokens at once
+        for request in running:  # a victim leaves at the end
             for seq in request.seqs:
                 room = seq.num_computed + seq.num_scheduled
                 count = len(seq.tokens) - room
@@ -95,21 +93,37 @@ class Scheduler(Roster):
                     scheduled.append(seq)
                     counts.append(1)
                     budget -= 1
-                    if observer is not None:
-                        singles.append(seq.seq_id)
                 elif count and budget:
                     step.budget = budget
-                    if observer is not None and singles:
-                        observer.allocated(singles)
-                        singles = []
-                    if not self._make_room(step, seq):
+                    self._tell_allocated(scheduled, num_told)
+                    if count == 1 and room and not room % block_size and self.pool.num_free:
+                        self._place_last_token(step, seq)
+                    elif not self._make_room(step, seq):
                         return False
-                    self._place(step, seq)
-                    budget = step.budget
-        if observer is not None and singles:
-            observer.allocated(singles)
+                    else:
+                        self._place(step, seq)
+                    budget, num_told = step.budget, len(scheduled)
+            if not budget:
+                break
+        self._tell_allocated(scheduled, num_told)
         step.budget = budget
         return True
+
+    def _tell_allocated(self, scheduled: Sequence[LiveSeq], start: int) -> None:
+        """The observer hears who got room for a token without a block."""
+        if self._observer is not None and start < len(scheduled):
+            self._observer.allocated([seq.seq_id for seq in scheduled[start:]])
+
+    def _place_last_token(self, step: StepInFlight, seq: LiveSeq) -> None:
+        """What ``_place`` does for a token that is the first of a new block: a free one is there, and nothing to copy."""
+        blocks = self.pool.take_many(1)
+        seq.table += blocks
+        seq.num_scheduled += 1
+        step.scheduled.append(seq)
+        step.counts.append(1)
+        step.budget -= 1
+        if self._emit is not None:
+            self._emit(Allocate(seq.seq_id, 1, blocks))
 
     def _make_room(self, step: StepInFlight, seq: LiveSeq) -> bool:
         """Preempt the last running request until the sequence has room. False if it came to the sequence's own.
@@ -139,10 +153,11 @@ class Scheduler(Roster):
         if blocks:
             seq.table += blocks
         seq.num_scheduled += count
+        if step.num_decodes is None and not count == 1 == len(seq.tokens) - room:
+            step.num_decodes = len(step.scheduled)
         step.scheduled.append(seq)
         step.counts.append(count)
         step.budget -= count
-        step.only_last_tokens &= count == 1 == len(seq.tokens) - room
         if self._emit is not None:
             self._emit(Allocate(seq.seq_id, count, blocks))
 
@@ -189,6 +204,8 @@ class Scheduler(Roster):
             # In place: whoever schedules goes on with these lists. Sources of copies stay held until the step is over.
             kept = [i for i, seq in enumerate(step.scheduled) if seq.request is not request]
             step.scheduled[:], step.counts[:] = [step.scheduled[i] for i in kept], [step.counts[i] for i in kept]
+            if step.num_decodes is not None:
+                step.num_decodes = bisect_left(kept, step.num_decodes)
             seq_ids = {seq.seq_id for seq in request.seqs}
             step.copies[:] = [copy for copy in step.copies if copy.seq_id not in seq_ids]
         self.running.pop()
@@ -253,10 +270,8 @@ class Scheduler(Roster):
 
     def _plan(self, step: StepInFlight) -> Plan:
         # An unborn sequence is sampled beside the one it comes from, which only the general case knows.
-        if step.only_last_tokens and not self._promised:
-            batch = decode_batch(step.scheduled, self.config.block_size)
-        else:
-            batch = mixed_batch(step.scheduled, step.counts, self.config.block_size)
+        num_decodes = len(step.scheduled) if step.num_decodes is None else step.num_decodes
+        batch = batch_of(step.scheduled, step.counts, 0 if self._promised else num_decodes, self.config.block_size)
         windowed = self.config.window is not None
         self.counters.num_blocks_copied += len(step.copies)
         self.counters.num_tokens_computed += len(batch.token_ids)
@@ -290,7 +305,7 @@ class Scheduler(Roster):
         self._compute(step)
         if self.config.window is not None:
             self._slide(step, self.config.window)
-        tokens = [token for token in sampled if not isinstance(token, Failure | Branches)]
+        tokens = _plain_tokens(sampled)
         outcome = Outcome(plan.sample_seq_ids, tokens, preempted=step.preempted)
         pairs = list(zip(plan.sample_seq_ids, sampled, strict=True)) if len(tokens) < len(sampled) else []
         if pairs:
@@ -315,10 +330,15 @@ class Scheduler(Roster):
                 filled.append((seq, (computed - count) // block_size))
         if self.cache is not None:
             for seq, first in filled:
-                for index in range(first, seq.num_computed // block_size):
-                    block = seq.table[index - seq.num_dropped_blocks]
-                    published = self.cache.publish(seq.chain, seq.tokens, index, block)
-                    if published and self._emit is not None:
+                dropped, stop = seq.num_dropped_blocks, seq.num_computed // block_size
+                # Without its parent nobody would find a block, and it may be gone since: a block with the same key held it.
+                while first > dropped and self.cache.is_lost(seq.chain, first - 1):
+                    first -= 1
+                published = self.cache.publish(
+                    seq.chain, seq.tokens, first, seq.table[first - dropped : stop - dropped]
+                )
+                if self._emit is not None:
+                    for index in published:
                         self._emit(Publish(seq.seq_id, index))
 
     def _slide(self, step: StepInFlight, window: int) -> None:
@@ -374,24 +394,33 @@ class Scheduler(Roster):
 
     def _append(self, outcome: Outcome) -> None:
         """The tokens come to the ends of their sequences; a sequence at its end gives its blocks back."""
-        seqs, ended = self.seqs, []
-        for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
-            seq = seqs[seq_id]
+        ended = []
+        for seq, token in zip(map(self.seqs.__getitem__, outcome.seq_ids), outcome.tokens, strict=True):
             tokens = seq.tokens
             tokens.append(token)
-            if len(tokens) >= seq.max_tokens or token in seq.request.stop:
+            if len(tokens) >= seq.max_tokens or token in seq.stop:
                 ended.append(seq)
         self.counters.num_tokens_sampled += len(outcome.tokens)
         if self._observer is not None:
             self._observer.appended(outcome.seq_ids, outcome.tokens)
         for seq in ended:
-            reason = FinishReason.STOP if seq.tokens[-1] in seq.request.stop else FinishReason.LENGTH
+            reason = FinishReason.STOP if seq.tokens[-1] in seq.stop else FinishReason.LENGTH
             outcome.finished.append((seq.seq_id, reason))
             self._end_seq(seq)
             if self._emit is not None:
                 self._emit(Finish(seq.seq_id, reason))
         if ended:
             self._forget_ended()
+
+
+def _plain_tokens(sampled: Sequence[Sampled]) -> Sequence[Token]:
+    """Those that are tokens: nearly always all of them, which one look at their types tells."""
+    if _NO_TOKEN.isdisjoint(map(type, sampled)):
+        return cast(Sequence[Token], sampled)
+    return [token for token in sampled if not isinstance(token, Failure | Branches)]
+
+
+_NO_TOKEN = {Failure, Branches}
 
 
 def _service_order(request: LiveRequest) -> tuple[int, int]:

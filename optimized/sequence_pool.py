@@ -207,9 +207,8 @@ class SequencePool:
         own = self._running(seq)
         if self.cache is None:
             return ()
-        cache, dropped = self.cache, own.num_dropped_blocks
-        full = range(dropped, own.num_computed // self.config.block_size)
-        published = [i for i in full if cache.publish(own.chain, own.tokens, i, own.table[i - dropped])]
+        dropped, num_full = own.num_dropped_blocks, own.num_computed // self.config.block_size
+        published = self.cache.publish(own.chain, own.tokens, dropped, own.table[: max(0, num_full - dropped)])
         return tuple(Publish(seq, index) for index in published)
 
     def reset(self) -> Answer:
@@ -217,8 +216,7 @@ class SequencePool:
         if self.pool.num_in_use(blocks):
             return Admission.LATER
         if self.cache is not None:
-            for block in blocks:
-                self.cache.evict(block)
+            self.cache.evict(blocks)
         return (Reset(),)
 
     def rollback(self, seq: SeqId, num_tokens: int) -> tuple[Event, ...]:

@@ -9,13 +9,12 @@ from spec.vocabulary import BlockId, HostBlockId, Request, SeqId, Token
 class LiveRequest:
     """A request between the door and its end, with its live sequences in the order in which they were made."""
 
-    __slots__ = ("key", "num_preemptions", "num_unborn", "request", "running", "seqs", "stop")
+    __slots__ = ("key", "num_preemptions", "num_unborn", "request", "running", "seqs")
 
     def __init__(self, request: Request, key: tuple[int, int], chain: list[Record]) -> None:
         self.request = request
         self.key = key
         """Its place in the order of service: a smaller one is served first."""
-        self.stop = frozenset(request.stop_token_ids)
         self.seqs: list[LiveSeq] = [LiveSeq(request.seq_ids[0], self, list(request.prompt), chain)]
         self.num_unborn = len(request.seq_ids) - 1
         """How many sequences are still to be forked when the prompt is computed."""
@@ -59,7 +58,7 @@ class PooledSeq:
 class LiveSeq(PooledSeq):
     """A live sequence of a request."""
 
-    __slots__ = ("max_tokens", "num_scheduled", "request", "seq_id")
+    __slots__ = ("max_tokens", "num_scheduled", "request", "seq_id", "stop")
 
     def __init__(self, seq_id: SeqId, request: LiveRequest, tokens: list[Token], chain: list[Record]) -> None:
         super().__init__(tokens, chain)
@@ -67,6 +66,7 @@ class LiveSeq(PooledSeq):
         self.request = request
         self.max_tokens = len(request.request.prompt) + request.request.max_tokens
         """Prompt and output together never get longer."""
+        self.stop = frozenset(request.request.stop_token_ids)
         self.num_scheduled = 0
 
     def fork(self, child_id: SeqId) -> LiveSeq:

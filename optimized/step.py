@@ -15,22 +15,25 @@ if TYPE_CHECKING:
     from optimized.sampling import Logprob
 
 
+_NOT_YET = Plan(-1)
+
+
 @dataclass(slots=True)
 class StepInFlight:
     """A step between ``schedule`` and ``commit``."""
 
     step_id: StepId
     budget: int
-    only_last_tokens: bool = True
-    """Whether each scheduled sequence computes exactly its last token."""
     scheduled: list[LiveSeq] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     """How many tokens it computes of each."""
+    num_decodes: int | None = None
+    """How many of the first ones compute exactly their last token; None while all do."""
     copies: list[BlockCopy] = field(default_factory=list)
     holds: list[BlockId] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
-    plan: Plan = field(default_factory=lambda: Plan(-1))
+    plan: Plan = _NOT_YET
     gone: set[SeqId] = field(default_factory=set)
     """Scheduled sequences that have ended since. Nobody else has their ids before the step is over."""
     is_torn: bool = False

@@ -235,6 +235,10 @@ class BlockPool:
         self.cached[self.tables[seq_id][index - seq.num_dropped_blocks]] = key
         return True
 
+    def is_lost(self, prefix: Prefix, salt: str) -> bool:
+        """Whether no block can be found under this key."""
+        return self.find(CacheKey(prefix, salt)) is None
+
     def reset(self) -> bool:
         """Forget every name, unless a named block is in use (CACHE-10)."""
         if any(self.ref_count[block] > 0 for block in self.cached):

@@ -299,12 +299,16 @@ class Scheduler:
         )
 
     def _publish(self, scheduled: ScheduledSeq) -> None:
-        """The blocks that this step has filled can be found from now on."""
+        """The blocks that this step has filled can be found from now on, and those before them without which nobody would
+        find them: a block of somebody else had their key and has lost it since."""
         if not self.config.prefix_cache:
             return
         seq, size = self.roster.seqs[scheduled.seq], self.config.block_size
         salt = self.roster.request_of(scheduled.seq).cache_salt
-        for index in range(scheduled.start // size, scheduled.stop // size):
+        first, stop = scheduled.start // size, scheduled.stop // size
+        while first < stop and first > seq.num_dropped_blocks and self.pool.is_lost(seq.tokens[: first * size], salt):
+            first -= 1
+        for index in range(first, stop):
             if self.pool.publish(scheduled.seq, seq, index, salt):
                 self.emit(Publish(scheduled.seq, index))
 

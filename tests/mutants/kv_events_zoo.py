@@ -18,8 +18,8 @@ def _fault(name: str, old: str, new: str, rule: str, row: str) -> Mutant:
 KV_EVENTS_ZOO = [
     _fault(
         "a block is published before it is full",
-        "for index in range(scheduled.start // size, scheduled.stop // size):",
-        "for index in range(scheduled.start // size, -(-scheduled.stop // size)):",
+        "first, stop = scheduled.start // size, scheduled.stop // size",
+        "first, stop = scheduled.start // size, -(-scheduled.stop // size)",
         "CACHE-2",
         "B-098",
     ),

@@ -121,8 +121,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "a half-filled block is published",
         _SCHEDULER,
-        "for index in range(first, seq.num_computed // block_size):",
-        "for index in range(first, len(seq.table)):",
+        "dropped, stop = seq.num_dropped_blocks, seq.num_computed // block_size",
+        "dropped, stop = seq.num_dropped_blocks, len(seq.table) + seq.num_dropped_blocks",
         "CACHE-6",
         "B-098",
     ),

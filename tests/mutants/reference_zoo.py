@@ -419,8 +419,8 @@ REFERENCE_ZOO = [
     _fault(
         "a block that was begun in an earlier step is never published",
         _SCHEDULER,
-        "for index in range(scheduled.start // size, scheduled.stop // size):",
-        "for index in range(-(-scheduled.start // size), scheduled.stop // size):",
+        "first, stop = scheduled.start // size, scheduled.stop // size",
+        "first, stop = -(-scheduled.start // size), scheduled.stop // size",
         "CACHE-14",
         "B-100",
         replace(_CACHED, block_size=2),

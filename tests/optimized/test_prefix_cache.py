@@ -1,21 +1,45 @@
 """The prefix cache by itself: what is found is the same prefix under the same salt, whatever the digests say."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
+import optimized
+import reference
 from optimized.engine import EngineCore
 from optimized.prefix_cache import PrefixCache, Record
 from optimized.symbolic_device import SymbolicDevice
-from spec.vocabulary import CacheKey, Config, Request, Token
+from spec.engine import EngineFactory
+from spec.vocabulary import CacheKey, Config, Event, Hit, Publish, Request, State, Token
 from tests.optimized.driver import next_token
 
 
 def published(cache: PrefixCache, tokens: list[Token], blocks: list[int], salt: str = "") -> list[Record]:
     chain = [cache.root(salt)]
     for index, block in enumerate(blocks):
-        cache.publish(chain, tokens, index, block)
+        cache.publish(chain, tokens, index, [block])
     return chain
+
+
+class Heard:
+    """Keeps every event."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.event = events.append
+
+    def settled(self, snapshot: Callable[[], State]) -> None:
+        pass
+
+
+class OneBit:
+    """A hash that nearly always collides."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def digest(self) -> bytes:
+        return bytes([sum(self.data) % 2])
 
 
 def test_cache_5_the_longest_prefix_is_found() -> None:
@@ -35,13 +59,13 @@ def test_another_salt_finds_nothing() -> None:
 def test_cache_8_a_second_block_with_the_same_key_is_not_published() -> None:
     cache = PrefixCache(num_blocks=8, block_size=2)
     published(cache, [1, 2], [4])
-    assert not cache.publish([cache.root("")], [1, 2], 0, block=5)
+    assert cache.publish([cache.root("")], [1, 2], 0, [5]) == []
 
 
 def test_a_child_stays_true_when_its_parent_is_evicted_and_comes_back_elsewhere() -> None:
     cache = PrefixCache(num_blocks=8, block_size=2)
     published(cache, [1, 2, 3, 4], [4, 5])
-    cache.evict(4)
+    cache.evict([4])
     assert cache.find([cache.root("")], [1, 2, 3, 4], limit=2) == []
     assert cache.key_of(5) == CacheKey((1, 2, 3, 4))
     chain = published(cache, [1, 2], [6])
@@ -52,14 +76,14 @@ def test_a_child_stays_true_when_its_parent_is_evicted_and_comes_back_elsewhere(
 def test_cache_3_a_collision_never_shows_foreign_tokens(seed: int) -> None:
     """With a digest of one bit, nearly everything collides: hits are missed, and none is wrong."""
     rng = random.Random(seed)
-    cache = PrefixCache(num_blocks=16, block_size=2, root=b"", digest=lambda data: bytes([sum(data) % 2]))
+    cache = PrefixCache(num_blocks=16, block_size=2, root=b"", hash_of=OneBit)
     for block in range(16):
         if rng.random() < 0.3:
-            cache.evict(rng.randrange(16))
+            cache.evict([rng.randrange(16)])
         tokens = [rng.randint(0, 2) for _ in range(6)]
         chain = [cache.root(rng.choice("ab"))]
         for index in range(3):
-            if cache.publish(chain, tokens, index, block):
+            if cache.publish(chain, tokens, index, [block]):
                 break
         wanted = [rng.randint(0, 2) for _ in range(6)]
         salt = rng.choice("ab")
@@ -77,13 +101,33 @@ def test_salts_that_nobody_uses_any_more_leave_nothing_behind() -> None:
     cache = PrefixCache(num_blocks=8, block_size=2)
     for salt in range(100):
         published(cache, [1, 2], [4], salt=str(salt))
-        cache.evict(4)
+        cache.evict([4])
     assert len(cache._roots) == 0
 
 
 def test_two_processes_have_different_digests() -> None:
     assert PrefixCache(1, 2).root("").digest != PrefixCache(1, 2).root("").digest
     assert PrefixCache(1, 2, root=b"", model="a").root("").digest != PrefixCache(1, 2, root=b"").root("").digest
+
+
+@pytest.mark.parametrize("make", [optimized.make_engine, reference.make_engine])
+def test_a_block_whose_parents_are_lost_is_published_with_them(make: EngineFactory) -> None:
+    """Without its parents nobody would find it, and whoever follows the stream of KV events would not know them."""
+    heard: list[Event] = []
+    engine = make(Config(num_blocks=16, block_size=2, prefix_cache=True), Heard(heard))
+    prompt = (1, 2, 3, 4, 5)
+    for number in range(2):  # in one step: the second one's blocks are not published, since their keys are taken
+        engine.add(Request(number, prompt, max_tokens=4, seq_ids=(number,)))
+    engine.step(lambda seq, prefix: 6)
+    engine.abort(0)
+    assert engine.reset_cache()
+    assert not engine.snapshot().cached
+    engine.step(lambda seq, prefix: 6)
+    published = [Publish(1, index) for index in range(3)]
+    assert [event for event in heard if isinstance(event, Publish)][2:] == published
+    engine.add(Request(2, (*prompt, 6, 9), max_tokens=1, seq_ids=(2,)))
+    engine.step(lambda seq, prefix: 6)
+    assert [len(event.blocks) for event in heard if isinstance(event, Hit)] == [3]
 
 
 def test_statistics_count_each_admission_once() -> None:
