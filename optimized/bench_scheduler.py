@@ -19,12 +19,12 @@ from spec.vocabulary import Config, Request, Token
 NUM_REQUESTS, VOCAB_SIZE, SHARED_LEN, LONG_PROMPT = 1000, 32_000, 512, 100_000
 
 
-def limits(num_blocks: int, prefix_cache: bool) -> Config:
+def limits(num_blocks: int, prefix_cache: bool, max_num_seqs: int = 256) -> Config:
     """The limits of the engine."""
     return Config(
         num_blocks=num_blocks,
         block_size=16,
-        max_num_seqs=256,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=8192,
         max_model_len=1 << 20,
         prefix_cache=prefix_cache,
@@ -47,14 +47,16 @@ def bench_scheduler(
     prefix_cache: bool = False,
     num_waiting: int = 0,
     num_requests: int = NUM_REQUESTS,
+    max_num_seqs: int = 256,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, object]:
     """Serve the workload, with so many more requests queued behind it, and say what a token and a step cost.
 
-    The queued ones are never served: the clock stops when the workload is done.
+    The queued ones are never served: the clock stops when the workload is done or, if some are queued, when all of the
+    workload runs.
     """
     started = time.perf_counter()
-    scheduler = Scheduler(limits(num_blocks, prefix_cache))
+    scheduler = Scheduler(limits(num_blocks, prefix_cache, max_num_seqs))
     startup_s = time.perf_counter() - started
     for request in workload(prefix_cache, num_requests):
         scheduler.add(request)
@@ -63,7 +65,7 @@ def bench_scheduler(
         scheduler.add(Request(num_requests + number, prompt, 1, (num_requests + number,)))
     gc.collect()  # what it took to make the requests is not the scheduler's time
     spent, num_steps, num_out, num_scheduled, left = 0.0, 0, 0, 0, num_requests
-    while left:
+    while left and (not num_waiting or len(scheduler.waiting) > num_waiting):
         before = time.perf_counter()
         plan = scheduler.schedule()
         spent += time.perf_counter() - before
@@ -79,6 +81,7 @@ def bench_scheduler(
         "engine": "kvproof-scheduler",
         "prefix": prefix_cache,
         "num_blocks": num_blocks,
+        "max_num_seqs": max_num_seqs,
         "waiting_behind": num_waiting,
         "steps": num_steps,
         "scheduled_tokens": num_scheduled,

@@ -228,4 +228,4 @@ def _pack(tokens: Sequence[Token]) -> bytes:
 
 
 def _unpack(packed: bytes, block_size: int) -> Prefix:
-    return unpack(f"<{block_size}{'I' if len(packed) == 4 * block_size else 'q'}", packed)
+    return unpack(f"<{len(packed) // 4}I" if len(packed) <= 4 * block_size else f"<{block_size}q", packed)

@@ -30,6 +30,7 @@ from spec.vocabulary import (
     Preempt,
     Publish,
     Recovery,
+    SeqId,
     Slide,
     Submit,
     SwapIn,

@@ -24,18 +24,24 @@ def bench() -> None:
 def scheduler(
     prefix: Annotated[bool, typer.Option("--prefix", help="With a prefix cache; prompts share 512 tokens.")] = False,
     num_blocks: Annotated[int, typer.Option(help="Blocks of the pool.")] = 8192,
-    waiting: Annotated[int, typer.Option(help="Requests that wait behind the workload and are not served.")] = 0,
+    waiting: Annotated[
+        int, typer.Option(help="Requests that wait behind the workload; the clock stops before one of them is served.")
+    ] = 0,
     requests: Annotated[int, typer.Option(help="Requests that are served.")] = 1000,
+    max_num_seqs: Annotated[int, typer.Option(help="The most sequences that run at once.")] = 256,
     as_json: JsonOption = False,
 ) -> None:
     """The scheduler and the block pool alone, without a model: microseconds per token and per step."""
     from optimized.bench_scheduler import bench_lookup, bench_memory, bench_scheduler
     from spec.vocabulary import InvalidConfig
 
-    for name, count, least in (("num_blocks", num_blocks, 512), ("waiting", waiting, 0), ("requests", requests, 1)):
+    limits = {"num_blocks": (num_blocks, 512), "waiting": (waiting, 0), "requests": (requests, 1)}
+    for name, (count, least) in {**limits, "max_num_seqs": (max_num_seqs, 1)}.items():
         if not least <= count <= 100_000_000:
             raise InvalidConfig(name, count, f"from {least} to 100000000")
-    facts = with_status("Serving", lambda say: bench_scheduler(num_blocks, prefix, waiting, requests, say))
+    facts = with_status(
+        "Serving", lambda say: bench_scheduler(num_blocks, prefix, waiting, requests, max_num_seqs, say)
+    )
     if prefix:
         facts |= bench_lookup()
         facts |= bench_memory(num_blocks)

@@ -97,8 +97,8 @@ OPTIMIZED_ZOO = [
         "the last slot of a chunk is the next block's first",
         _PLAN,
         "        # The token goes into the last block: a table has no more than the step needs (TABLE-1).\n"
-        "        slot_mapping=tuple([t[-1] * block_size + p % block_size",
-        "        slot_mapping=tuple([t[-1] * block_size + (p + 1) % block_size",
+        "        slot_mapping=tuple([block * block_size + p % block_size",
+        "        slot_mapping=tuple([block * block_size + (p + 1) % block_size",
         "TABLE-2",
         "B-030",
     ),

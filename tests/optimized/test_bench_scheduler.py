@@ -3,13 +3,19 @@
 from optimized.bench_scheduler import bench_lookup, bench_memory, bench_scheduler, workload
 
 
-def test_all_of_the_workload_is_served_and_nothing_behind_it() -> None:
+def test_all_of_the_workload_is_served() -> None:
     requests = workload(prefix_cache=False, num_requests=12)
-    facts = bench_scheduler(1024, num_waiting=50, num_requests=12)
+    facts = bench_scheduler(1024, num_requests=12)
     assert facts["tokens_out"] >= sum(request.max_tokens for request in requests)
     assert facts["scheduled_tokens"] >= sum(len(request.prompt) + request.max_tokens - 1 for request in requests)
-    assert facts["waiting_behind"] == 50
     assert bench_scheduler(1024, prefix_cache=True, num_requests=4)["prefix"] is True
+
+
+def test_who_waits_behind_the_workload_is_never_served_and_changes_no_step() -> None:
+    few, many = (bench_scheduler(1024, num_waiting=count, num_requests=12, max_num_seqs=4) for count in (1, 50))
+    counts = ("steps", "scheduled_tokens", "tokens_out")
+    assert [few[name] for name in counts] == [many[name] for name in counts]
+    assert many["steps"] > 10
 
 
 def test_a_pool_and_its_cache_cost_the_bytes_that_are_promised() -> None:
