@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -20,6 +21,11 @@ from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
 from optimized.sampling import SamplingParams
 from spec.vocabulary import Token
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""Before an engine is made anew, and after it could not be made so often."""
 
 
 class EngineStopped(RuntimeError):
@@ -48,6 +54,10 @@ class Health:
     """For how long the step has taken that is being run; None between two steps."""
     seconds_since_step: float | None
     """For how long no step has ended; None before the first one."""
+    seconds_without_progress: float | None
+    """For how long there has been something to do and no step has ended, whoever is in its way; None if there is nothing."""
+    num_restarts: int
+    """How often the engine has died and was made anew."""
 
 
 class AsyncLLM:
@@ -65,9 +75,12 @@ class AsyncLLM:
     ends the engine, and every consumer is told by ``EngineStopped``.
     """
 
-    def __init__(self, llm: LLM, max_unfinished: int | None = None, max_waiting_tokens: int | None = None) -> None:
+    def __init__(
+        self, llm: LLM, max_unfinished: int | None = None, max_waiting_tokens: int | None = None, restarts: bool = False
+    ) -> None:
         """``max_unfinished`` is the most requests that wait or run, ``max_waiting_tokens`` the most tokens of prompts
         that have no answer yet; more are turned down with ``EngineBusy``. A prompt that waits alone may have any length.
+        An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more.
         """
         self.llm = llm
         self._max_unfinished = max_unfinished
@@ -79,14 +92,14 @@ class AsyncLLM:
         self._grammar_maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-grammar")
         self._mailboxes: dict[AbstractEventLoop, _Mailbox] = {}
         self._num_named = 0
-        self._engine = _EngineThread(llm)
+        self._engine = _EngineThread(llm, restarts)
         # Also at the end of the interpreter, which would otherwise pull the engine's libraries away from under it.
         self._stop = weakref.finalize(self, _EngineThread.stop, self._engine)
 
     @property
     def is_running(self) -> bool:
         """Whether requests are taken."""
-        return self._engine.is_open
+        return self._engine.is_open and not self._engine.is_restarting
 
     @property
     def health(self) -> Health:
@@ -94,7 +107,9 @@ class AsyncLLM:
         engine, now = self._engine, time.monotonic()
         started, ended = engine.step_started, engine.step_ended
         in_step = None if started is None else now - started
-        return Health(engine.is_open, engine.num_unfinished, in_step, None if ended is None else now - ended)
+        idle = None if not engine.num_unfinished else now - max(engine.busy_since, ended or 0.0)
+        since = None if ended is None else now - ended
+        return Health(self.is_running, engine.num_unfinished, in_step, since, idle, engine.num_restarts)
 
     def stats(self) -> Stats:
         """What the cache has done, as of the last step, without waiting for one."""
@@ -247,6 +262,7 @@ class _Add:
     params: SamplingParams
     priority: int
     cache_salt: str
+    is_second_try: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,14 +290,22 @@ _Command: TypeAlias = _Add | _Abort | _Abandon | _Stop
 class _EngineThread:
     """The thread that owns the engine. It does what it was told since the last step, and then the next step."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, restarts: bool = False) -> None:
         self.is_open = True
+        self.is_restarting = False
+        self.num_restarts = 0
+        self.busy_since = time.monotonic()
+        """When there was something to do after there was nothing."""
         self.num_unfinished = 0
         self.num_waiting_tokens = 0
         self.step_started: float | None = None
         self.step_ended: float | None = None
         self.stats = llm.stats()
         self._llm = llm
+        self._restarts = restarts
+        self._unanswered: dict[_Stream, _Add] = {}
+        """Requests that are in the engine and have no answer yet."""
+        self._is_told_to_stop = threading.Event()
         self._names: dict[_Stream, str] = {}
         self._streams: dict[str, _Stream] = {}
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
@@ -297,8 +321,10 @@ class _EngineThread:
     def reserve(self, max_unfinished: int | None) -> None:
         """A place for one more request, which ``give_back`` or the request's end gives back."""
         with self._lock:
-            if not self.is_open:
+            if not self.is_open or self.is_restarting:
                 raise self._stopped()
+            if not self.num_unfinished:
+                self.busy_since = time.monotonic()
             if max_unfinished is not None and self.num_unfinished >= max_unfinished:
                 raise EngineBusy(self.num_unfinished)
             self.num_unfinished += 1
@@ -338,6 +364,7 @@ class _EngineThread:
     def stop(self) -> None:
         """The thread ends after the step that it is in; whoever is not served to the end is told."""
         self.is_open = False
+        self._is_told_to_stop.set()
         self.post(_Stop())
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -346,8 +373,8 @@ class _EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._obey():
-                self._step()
+            while not self._serve_until_it_dies():
+                pass
         except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must not wait for ever
             self._cause = error
         self.is_open, self.step_started = False, None
@@ -361,6 +388,50 @@ class _EngineThread:
             if isinstance(command, _Add):
                 self.give_back(command.stream)
                 self._tell(command.stream, self._stopped())
+
+    def _serve_until_it_dies(self) -> bool:
+        """Serve. True: it was told to stop. False: it has died, and is like new."""
+        try:
+            while self._obey():
+                self._step()
+        except Exception as error:
+            if not self._restarts:
+                raise
+            logger.exception("the engine has died and is made anew")
+            self._begin_again(error)
+            return self._is_told_to_stop.is_set()
+        return True
+
+    def _begin_again(self, cause: Exception) -> None:
+        """A new engine. Requests without an answer are tried once more, in their order; all others are told."""
+        self.is_restarting, self.step_started = True, None
+        self._cause = cause
+        again = [add for add in self._unanswered.values() if not add.is_second_try]
+        for stream in list(self._names):
+            if stream in self._unanswered and not self._unanswered[stream].is_second_try:
+                del self._streams[self._names.pop(stream)]
+            else:
+                self._forget(stream)
+                self._tell(stream, self._stopped())
+        self._unanswered.clear()
+        pause = FIRST_PAUSE_S
+        while not self._is_told_to_stop.wait(pause):
+            try:
+                self._llm.restart()
+                break
+            except Exception:
+                logger.exception("the engine could not be made anew")
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        if self._is_told_to_stop.is_set():
+            for add in again:
+                self.give_back(add.stream)
+                self._tell(add.stream, self._stopped())
+            return
+        self.num_restarts += 1
+        self._cause, self.is_restarting = None, False
+        self.step_ended = time.monotonic()
+        for add in again:
+            self._add(replace(add, is_second_try=True))
 
     def _stopped(self) -> EngineStopped:
         """Why nobody is served any more; each consumer raises one of its own."""
@@ -402,6 +473,8 @@ class _EngineThread:
         else:
             self._streams[command.name] = command.stream
             self._names[command.stream] = command.name
+            if self._restarts:
+                self._unanswered[command.stream] = command
 
     def _step(self) -> None:
         self.step_started = time.monotonic()
@@ -410,6 +483,7 @@ class _EngineThread:
         self.stats = self._llm.stats()
         for output in outputs:
             stream = self._streams[output.request_id]
+            self._unanswered.pop(stream, None)
             if stream.num_waiting_tokens:
                 with self._lock:
                     self._answered(stream)
@@ -428,4 +502,5 @@ class _EngineThread:
 
     def _forget(self, stream: _Stream) -> None:
         del self._streams[self._names.pop(stream)]
+        self._unanswered.pop(stream, None)
         self.give_back(stream)

@@ -17,6 +17,10 @@ class Failure:
     reason: str
 
 
+class PassFailed(RuntimeError):
+    """The blocks of a plan are moved, and what was to be computed was not (``__cause__``): it may be tried again in parts."""
+
+
 @dataclass(frozen=True)
 class Branches:
     """A sequence goes on in several ways, or in none: it ends if there is none, and all but the first are forked from it.

@@ -13,6 +13,7 @@ from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.grammar import Grammar, Grammars
 from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
+from optimized.progress import progress_bar
 from optimized.prompts import Conversation, Prompt, conversations_of, params_for, prompts_of
 from optimized.sampling import Logprob, SamplingParams, derived_seed
 from spec.engine import InvalidField, InvalidRequest
@@ -138,7 +139,7 @@ class LLM:
         read, first = [self._read(prompt) for prompt in prompts_of(prompts)], self._num_requests
         self._num_requests += len(read)
         searches = Searches(self._core, params, self._next_seq_id)
-        with _progress_bar(len(read), use_tqdm) as bar:
+        with progress_bar(len(read), use_tqdm) as bar:
             ends = self.checkpoint.config.eos_token_ids
             found = searches.run([ids for _, ids in read], first, ends, bar.update)
         return [
@@ -226,6 +227,16 @@ class LLM:
         self._close(request)
         return request.shown()
 
+    def restart(self) -> None:
+        """Be like new after an error: no request and no cached block survives, the model does."""
+        self._core.restart()
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._open.clear()
+        self._names.clear()
+        self._seqs.clear()
+
     def max_tokens_left(self, prompt: Prompt, n: int = 1) -> int:
         """The most tokens that ``n`` answers to this prompt can have: the ``max_tokens=None`` of sampling."""
         return self._max_tokens(len(self._read(prompt)[1]), SamplingParams(n=n, max_tokens=None))
@@ -257,7 +268,7 @@ class LLM:
                 raise
         for each_made in made:
             self._add(*each_made)
-        with _progress_bar(len(made), use_tqdm) as bar:
+        with progress_bar(len(made), use_tqdm) as bar:
             self._finish_all(bar)
         return [each[1].shown() for each in made]
 
@@ -432,9 +443,7 @@ class LLM:
         try:
             outcome = self._core.step()
         except BaseException:
-            self._open.clear()
-            self._names.clear()
-            self._seqs.clear()
+            self._forget_all()
             raise
         for request_id in outcome.preempted:
             self._open[request_id].num_preemptions += 1
@@ -487,17 +496,3 @@ class LLM:
         del self._names[request.name]
         for seq_id in request.outputs:
             del self._seqs[seq_id]
-
-
-def _progress_bar(total: int, wanted: bool) -> tqdm[Any]:
-    """A bar over requests; silent when standard error is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        desc="Generating",
-        unit=" prompts",
-        disable=None if wanted else True,
-        leave=False,
-        dynamic_ncols=True,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, bytes_per_block, num_blocks_for
 from optimized.checkpoint import Checkpoint, ModelConfig
-from optimized.device import Failure, Sampled
-from optimized.plan import Plan
+from optimized.device import Failure, PassFailed, Sampled
+from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
 from optimized.step import Outcome
 from spec.engine import Observer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from optimized.grammar import Grammar
     from optimized.llama import LlamaModel
     from optimized.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -199,6 +202,10 @@ class ModelCore(Protocol):
         """Whatever this sequence would say is of no interest."""
         ...
 
+    def restart(self) -> None:
+        """Be like new, with the same model: no request, no block and no cached prefix survives."""
+        ...
+
     def stats(self) -> Stats: ...
 
 
@@ -211,9 +218,7 @@ class TorchCore:
     def __init__(self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None) -> None:
         import torch
 
-        from optimized.engine import EngineCore
         from optimized.llama import LlamaModel
-        from optimized.torch_device import TorchDevice
 
         on_gpu = chosen_device(args.device)[0] == "cuda"
         limits = args.limits(
@@ -235,9 +240,21 @@ class TorchCore:
             num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
             model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
         self.config = args.sized(limits, num_blocks, block_bytes)
+        self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
+        self._begin(model)
+
+    def _begin(self, model: LlamaModel) -> None:
+        from optimized.engine import EngineCore
+        from optimized.torch_device import TorchDevice
+
         self.device = TorchDevice(model, self.config, self._tokens_of)
-        observer = make_observer(self.config) if make_observer is not None else None
-        self.core = EngineCore(self.config, self.device, observer, model=str(checkpoint.path))
+        observer = self._make_observer(self.config) if self._make_observer is not None else None
+        self.core = EngineCore(self.config, self.device, observer, model=self._name)
+
+    def restart(self) -> None:
+        vars(self).pop("core", None)  # before there is another cache
+        vars(self).pop("device", None)
+        self._begin(self._model)
 
     def check(self, request: Request, params: SamplingParams) -> None:
         self.core.scheduler.check(request)
@@ -266,13 +283,17 @@ class TorchCore:
     def step(self) -> Outcome:
         if not self.core.has_work:
             return Outcome()
-        plan = self.core.schedule()
+        plan, failed = self.core.schedule(), list[tuple[RequestId, Failure]]()
         try:
-            sampled = self.run(plan)
+            try:
+                sampled = self.run(plan)
+            except PassFailed as error:
+                sampled, failed = self._without_those_that_fail(plan, error)
         except BaseException:
             self._give_up(plan)
             raise
         outcome = self.core.commit(plan, sampled)
+        outcome.failed += failed
         outcome.logprobs, outcome.prompt_logprobs = self.device.logprobs, self.device.prompt_logprobs
         self._forget([seq_id for seq_id, _ in outcome.finished])
         if outcome.failed:
@@ -282,6 +303,46 @@ class TorchCore:
     def run(self, plan: Plan) -> Sequence[Sampled]:
         """What the device makes of a plan."""
         return self.device.run(plan)
+
+    def _without_those_that_fail(
+        self, plan: Plan, error: PassFailed
+    ) -> tuple[list[Sampled], list[tuple[RequestId, Failure]]]:
+        """A plan again, without the requests on which it fails, which end: the others' tokens are what they would be.
+
+        Raises the error where that is not to be had: if the device does not compute at all, if it fails on everybody, or
+        with a search of several beams, which remembers what it has chosen.
+        """
+        cause = error.__cause__ or error
+        if self.device.beams:
+            raise cause
+        broken = self._failing(plan, list(plan.seq_ids))
+        self.device.demand_alive()
+        if len(broken) == len(plan.seq_ids) > 1:
+            raise cause
+        scheduler, failure = self.core.scheduler, Failure(f"the model failed on it: {type(cause).__name__}")
+        logger.error("a step failed on %d of %d sequences", len(broken), len(plan.seq_ids), exc_info=cause)
+        requests = dict.fromkeys(scheduler.seqs[seq_id].request.request.request_id for seq_id in broken)
+        for request_id in requests:
+            self.abort(request_id)
+        rest, kept = live_part(plan, scheduler.seqs)
+        sampled: list[Sampled] = [failure] * len(plan.sample_rows)
+        for index, token in zip(kept, self.device.compute(rest) if rest.seq_ids else (), strict=True):
+            sampled[index] = token
+        return sampled, [(request_id, failure) for request_id in requests]
+
+    def _failing(self, plan: Plan, seq_ids: Sequence[SeqId]) -> list[SeqId]:
+        """Those of these sequences on which the device fails, of which there are some. O(log sequences) passes for each."""
+        if len(seq_ids) == 1:
+            return list(seq_ids)
+        found, middle = list[SeqId](), len(seq_ids) // 2
+        for half in (seq_ids[:middle], seq_ids[middle:]):
+            try:
+                self.device.compute(live_part(plan, set(half))[0])
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001  whatever a kernel, a mask or a sampler raises
+                found += self._failing(plan, half)
+        return found
 
     def abort(self, request_id: RequestId) -> None:
         live = self.core.scheduler.requests.get(request_id)

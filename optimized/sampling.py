@@ -238,12 +238,15 @@ def demand_number(field: str, value: Any, least: float, most: float) -> None:
 class NoToken(ArithmeticError):
     """There is no token to choose for one row; only its sequence is concerned."""
 
+    BEGINNING = "the largest logit is"
+    """How the sentence begins, if the logits are no numbers."""
+
 
 class BadLogits(NoToken):
     """The numbers of one row leave no token."""
 
     def __init__(self, largest: float, num_nan: int) -> None:
-        why = f"the largest logit is {largest}, {num_nan} logits are NaN"
+        why = f"{self.BEGINNING} {largest}, {num_nan} logits are NaN"
         if largest == -math.inf and not num_nan:
             why = "the model and the sampling parameters leave no token"
         super().__init__(f"{why}: there is no token to choose")

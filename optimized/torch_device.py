@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import AttentionPlan, copy_blocks, plan_attention
 from optimized.beam_search import BeamSearch
-from optimized.device import Failure, Sampled
+from optimized.device import Failure, PassFailed, Sampled
 from optimized.grammar import Progress
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
@@ -83,6 +83,15 @@ class TorchDevice:
 
     def run(self, plan: Plan) -> Sequence[Sampled]:
         self._move_blocks(plan)
+        try:
+            return self.compute(plan)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise PassFailed(str(error)) from error
+
+    def compute(self, plan: Plan) -> Sequence[Sampled]:
+        """All of a plan but its moves. What it writes it writes again, the same, if it is asked again."""
         self.logprobs, self.prompt_logprobs = {}, {}
         if not plan.seq_ids:
             return ()
@@ -90,6 +99,11 @@ class TorchDevice:
         self._read_prompts(plan, hidden_states)
         self.logits = self.model.logits(hidden_states[self._tensor(plan.sample_rows, torch.int64)])
         return self._sample(plan, self.logits)
+
+    def demand_alive(self) -> None:
+        """Compute something that no request has a part in. Raises what the device raises."""
+        hidden = torch.zeros((1, self.model.config.hidden_size), dtype=self.model.dtype, device=self.model.device)
+        self.model.logits(hidden).cpu()
 
     def _move_blocks(self, plan: Plan) -> None:
         """Swaps and copies, before anything is written."""

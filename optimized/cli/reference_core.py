@@ -61,7 +61,12 @@ class ReferenceCore:
         num_blocks = args.num_blocks_in_memory(limits, block_bytes, CACHE_BYTES)
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._watcher = make_observer(self.config) if make_observer is not None else None
-        self._engine = ReferenceModelEngine(checkpoint.arrays(), model, self.config, self)
+        arrays = checkpoint.arrays()
+
+        def make() -> ReferenceModelEngine:
+            return ReferenceModelEngine(arrays, model, self.config, self)
+
+        self._make, self._engine = make, make()
         self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
         self._num_swapped_out = self._num_hits = self._num_queried = self._num_used = self._num_spared = 0
 
@@ -98,6 +103,9 @@ class ReferenceCore:
 
     def abort(self, request_id: RequestId) -> None:
         self._engine.abort(request_id)
+
+    def restart(self) -> None:
+        self._engine = self._make()
 
     def release(self, seq_id: SeqId) -> None:
         self._engine.release(seq_id)

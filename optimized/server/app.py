@@ -96,8 +96,9 @@ def make_app(
         found = engine.health
         if not found.is_running and not service.is_draining:
             raise RequestError(503, "engine_stopped", "the engine is not running")
-        if found.seconds_in_step is not None and found.seconds_in_step > service.limits.stall_seconds:
-            raise RequestError(503, "stalled", f"a step has taken {found.seconds_in_step:.0f} s so far")
+        idle = found.seconds_without_progress
+        if idle is not None and idle > service.limits.stall_seconds:
+            raise RequestError(503, "stalled", f"there is work, and no step has ended for {idle:.0f} s")
         return Status(status="ok")
 
     @app.get("/ready")

@@ -50,7 +50,7 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """Whether it is worth another try: openai-python heeds both."""
         if self.status in (429, 503):
-            return {"retry-after": str(RETRY_AFTER_S)}
+            return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
         return {"x-should-retry": "false"}
 
 

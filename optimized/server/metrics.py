@@ -58,6 +58,7 @@ class Metrics:
         self._latency = self._histogram("e2e_request_latency_seconds", "Time of the whole request.", REQUEST_BUCKETS)
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generated = self._counter("generation_tokens", "Tokens of answers.")
+        self._corrupted = self._counter("corrupted_requests", "Requests whose logits were no numbers.")
         self._done = Counter(
             "vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry
         )
@@ -71,6 +72,10 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"vllm:{name}", text, LABELS, registry=self.registry).labels(*self._labels)
+
+    def corrupted(self) -> None:
+        """A request had logits that are no numbers."""
+        self._corrupted.inc()
 
     def rejected(self, reason: str) -> None:
         """A request was turned down for one of our own reasons."""
@@ -98,6 +103,9 @@ class Metrics:
         yield self._gauge("kvproof:blocks_free", "Blocks that nobody holds.", stats.num_free_blocks)
         yield self._gauge("kvproof:blocks_cached", "Blocks that can be found by their tokens.", stats.num_cached_blocks)
         yield self._gauge("kvproof:blocks_in_use", "Blocks that somebody holds.", used)
+        yield self._total(
+            "kvproof:engine_restarts", "How often the engine died and was made anew.", health.num_restarts
+        )
         age = health.seconds_since_step
         yield self._gauge("kvproof:last_step_age_seconds", "How long no step has ended.", 0.0 if age is None else age)
         yield self._total("vllm:prefix_cache_queries", "Tokens looked up.", stats.queried_tokens)

@@ -25,6 +25,9 @@ from spec.vocabulary import InvalidConfig
 logger = logging.getLogger("kvproof.server")
 
 HEARTBEAT_S = 10.0
+SECONDS_TO_TELL = 5
+"""After the time to finish is over, requests are ended by us, and their clients told; uvicorn would only hang up."""
+
 FULL_STEPS = 8
 """So many steps' worth of prompts may wait, unless ``max_num_queued_tokens`` says something else."""
 
@@ -57,15 +60,16 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """A first signal lets requests finish, a second one does not."""
+    """A first signal lets requests finish, a second one ends them, a third one waits for nobody."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self.is_aborting = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self.force_exit = True
+        self.force_exit = self.is_aborting
+        self.is_aborting = self.should_exit
         self._service.is_draining = self.should_exit = True
         del sig, frame
 
@@ -81,13 +85,13 @@ def serve(llm: LLM, names: Sequence[str], address: Address, limits: Limits, say:
         f"{names[0]}: a KV cache of {llm.config.num_blocks:,} blocks, {llm.config.num_slots:,} tokens, "
         f"room for {num_full:,} requests of {llm.config.max_model_len:,} tokens"
     )
-    asyncio.run(_run(server, engine, address, say))
+    asyncio.run(_run(server, engine, address, limits, say))
 
 
 def make_engine(llm: LLM, limits: Limits) -> AsyncLLM:
     """The engine with the server's queue."""
     most_tokens = limits.max_num_queued_tokens or FULL_STEPS * llm.config.max_num_batched_tokens
-    return AsyncLLM(llm, limits.max_num_queued_reqs, most_tokens)
+    return AsyncLLM(llm, limits.max_num_queued_reqs, most_tokens, restarts=True)
 
 
 def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Config:
@@ -106,12 +110,12 @@ def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Conf
         date_header=True,
         h11_max_incomplete_event_size=limits.max_head_bytes,
         timeout_keep_alive=limits.keep_alive_timeout,
-        timeout_graceful_shutdown=limits.shutdown_timeout,
+        timeout_graceful_shutdown=limits.shutdown_timeout + SECONDS_TO_TELL,
         limit_concurrency=limits.max_connections,
     )
 
 
-async def _run(server: _Server, engine: AsyncLLM, address: Address, say: Callable[[str], None]) -> None:
+async def _run(server: _Server, engine: AsyncLLM, address: Address, limits: Limits, say: Callable[[str], None]) -> None:
     async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.01)
@@ -120,13 +124,24 @@ async def _run(server: _Server, engine: AsyncLLM, address: Address, say: Callabl
         host = f"[{address.host}]" if ":" in address.host else address.host
         say(f"listening on http://{host}:{port}")
 
-    beating = [asyncio.ensure_future(announce()), asyncio.ensure_future(_heartbeat(engine))]
+    ending = _end_in_time(server, engine, limits.shutdown_timeout)
+    beating = [asyncio.ensure_future(each) for each in (announce(), _heartbeat(engine), ending)]
     try:
         await server.serve()
     finally:
         for task in beating:
             task.cancel()
         await engine.shutdown()
+
+
+async def _end_in_time(server: _Server, engine: AsyncLLM, seconds: float) -> None:
+    """After a signal, requests have so long, or until the next signal; those that are left are told."""
+    while not server.should_exit:
+        await asyncio.sleep(0.05)
+    deadline = time.monotonic() + seconds
+    while engine.health.num_unfinished and not server.is_aborting and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    await engine.shutdown()
 
 
 async def _heartbeat(engine: AsyncLLM) -> None:

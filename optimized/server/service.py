@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -15,7 +16,7 @@ import msgspec
 from optimized.async_llm import AsyncLLM, EngineBusy
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Prompt
-from optimized.sampling import SamplingParams
+from optimized.sampling import BadLogits, SamplingParams
 from optimized.server.answers import (
     ChatAnswer,
     ChatChoice,
@@ -38,6 +39,7 @@ COMPLETION_TOKENS = 16
 """The most tokens of a completion, unless asked for: OpenAI's default."""
 
 Indexed: TypeAlias = tuple[int, RequestOutput]
+logger = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
 
 
@@ -274,7 +276,7 @@ class Service:
                     first = first or time.monotonic()
                     for each in output.outputs:
                         if each.finish_reason == "error":
-                            raise RequestError(500, "no_token", f"the answer ended: {each.stop_reason}")
+                            raise self._broken(each.stop_reason)
                         if each.finish_reason == "abort":
                             raise RequestError(503, "aborted", "the request was given up")
                     yield news(total, output) if kind is OutputKind.DELTA else output
@@ -284,6 +286,14 @@ class Service:
             raise
         if total is not None:
             self.metrics.ended(total, started, first)
+
+    def _broken(self, why: object) -> RequestError:
+        """What is told of a request that had no further token, or whose work failed. The log has the rest."""
+        logger.error("a request ended: %s", why)
+        if isinstance(why, str) and why.startswith(BadLogits.BEGINNING):
+            self.metrics.corrupted()
+            return RequestError(500, "numerical_error", "the model gave no numbers for this request")
+        return RequestError(500, "no_token", "the work for this request failed; others go on")
 
     async def _events(
         self,

@@ -212,8 +212,8 @@ def judge_labels(server: Attacked) -> None:
             server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "model": name}),
         ):
             attack.survived(answer, name, may_hang_up=True)
-    page = server.ask("GET", "/metrics").body
-    attack.demand(b"KVPROOFCANARY" not in page.upper(), "a name that a caller made up is in /metrics")
+    shown = server.ask("GET", "/metrics").body
+    attack.demand(b"KVPROOFCANARY" not in shown.upper(), "a name that a caller made up is in /metrics")
     attack.unharmed("unknown methods")
 
 
