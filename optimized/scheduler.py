@@ -191,12 +191,14 @@ class Scheduler(Roster):
             self._emit(Copy(seq.seq_id, index, source, target))
 
     def _preempt(self, step: StepInFlight, request: LiveRequest) -> None:
-        """The last running request gives its blocks back and waits, before whoever is served after it (PREEMPT-1)."""
+        """The last running request gives its blocks back and waits, before whoever is served after it (PREEMPT-1).
+
+        If this step has scheduled some of it, it is a victim of its own, and nobody else is scheduled.
+        """
         in_step = any(seq.num_scheduled for seq in request.seqs)
         if not in_step:
             self._swap_out(step, request)
         for seq in request.seqs:
-            step.budget += seq.num_scheduled
             seq.num_scheduled = 0
             if not seq.host_table:
                 self._drop_table(seq)

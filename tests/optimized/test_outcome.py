@@ -71,12 +71,13 @@ def test_who_has_no_token_ends_alone() -> None:
     nothing_is_left(core)
 
 
-def test_a_device_that_leaves_somebody_out_is_found() -> None:
+@pytest.mark.parametrize("says", [(0, BROKEN), (0, 0)])
+def test_a_device_that_leaves_somebody_out_is_found(says: tuple[Sampled, ...]) -> None:
     core = EngineCore(CONFIG, Told())
     for i in range(3):
         core.add(Request(i, (0, 1), max_tokens=5, seq_ids=(i,)))
     with pytest.raises(ValueError, match="shorter"):
-        core.commit(core.schedule(), (0, BROKEN))
+        core.commit(core.schedule(), says)
 
 
 def test_one_sample_without_a_token_ends_all_of_its_request() -> None:

@@ -1,5 +1,6 @@
 """The executable model keeps its own rules, whatever its caller does."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import machine_for
 from spec.engine import Engine
-from spec.vocabulary import CacheKey, Config, Preempt, Publish, Request
+from spec.vocabulary import AdmissionRule, CacheKey, Config, Preempt, Publish, Request
+from tests.reference.follow import next_token
 from tests.spec.model_engine import ModelEngine, make_engine, make_engine_at_schedule
 
 
@@ -38,3 +40,31 @@ def test_what_was_published_for_a_victim_is_worked_out() -> None:
     assert trace.index(Publish(2, 0)) + 1 == trace.index(Preempt(2))
     assert CacheKey((1,)) in engine.state.cached.values()
     assert named not in engine.state.cached
+
+
+@pytest.mark.parametrize("seed", [88, 152, 164, *range(9)])
+def test_a_narrow_pool_with_names_for_what_is_not_written_is_judged_by_its_reports(seed: int) -> None:
+    """Where a block is published before it is written, the judge works out when: these runs it once found guilty."""
+    rng = random.Random(seed)
+    optimistic = AdmissionRule.OPTIMISTIC
+    config = Config(8, 1, max_num_seqs=4, max_num_batched_tokens=3, admission_rule=optimistic, prefix_cache=True)
+    engine = JudgedEngine(make_engine_at_schedule(config), config)
+    num_requests = num_seqs = 0
+    for _ in range(40):
+        what = rng.random()
+        if what < 0.4:
+            count = rng.choice((1, 1, 2))
+            prompt = tuple(rng.randint(0, 1) for _ in range(rng.randint(1, 7)))
+            seq_ids = tuple(range(num_seqs, num_seqs + count))
+            engine.add(Request(num_requests, prompt, rng.randint(1, 5), seq_ids))
+            num_requests, num_seqs = num_requests + 1, num_seqs + count
+        elif what < 0.85:
+            engine.step(next_token)
+        elif what < 0.93:
+            state = engine.state
+            parents = [i for i, q in state.seqs.items() if q.request_id in state.running and q.num_output_tokens]
+            if parents:
+                engine.fork(rng.choice(parents), num_seqs)
+                num_seqs += 1
+        elif num_requests:
+            engine.abort(rng.randrange(num_requests))
