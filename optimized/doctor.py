@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from optimized.cpu_path import cpu_path, num_threads
 from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
 
 BASE = ("numpy", "typer", "rich", "tqdm")
@@ -84,7 +85,7 @@ def examine() -> Findings:
     installed = {name: version for name in (*BASE, *sum(EXTRAS.values(), ())) if (version := version_of(name))}
     missing = {extra: [name for name in names if name not in installed] for extra, names in EXTRAS.items()}
     device, reason, problems = _device()
-    on_gpu = device == "cuda"
+    dtype, kernels = (None, None) if device is None else _kernels(device == "cuda")
     return Findings(
         kvproof=version_of("kvproof"),
         python=platform.python_version(),
@@ -93,9 +94,9 @@ def examine() -> Findings:
         missing={extra: names for extra, names in missing.items() if names},
         device=device,
         device_reason=reason,
-        dtype=None if device is None else "bfloat16" if on_gpu else "float32",
-        kernels=None if device is None else _kernels(on_gpu),
-        num_threads=None if device is None else _num_threads(),
+        dtype=dtype,
+        kernels=kernels,
+        num_threads=None if device is None else num_threads(None),
         num_processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         model_folder=str(home()),
         default_model=_default_model(),
@@ -139,16 +140,12 @@ def _device() -> tuple[str | None, str, list[str]]:
         return None, reason, [reason]
 
 
-def _kernels(on_gpu: bool) -> str:
+def _kernels(on_gpu: bool) -> tuple[str, str]:
+    """The type of the numbers, and the kernels with the reason for them."""
     if on_gpu:
-        return "Triton kernels, since tensors on a GPU take them"
-    return "the CPU twins of the Triton kernels, since tensors on a CPU take them"
-
-
-def _num_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
+        return "bfloat16", "Triton kernels, since tensors on a GPU take them"
+    path = cpu_path(None, "auto", block_size=16)
+    return path.dtype, path.sentence
 
 
 def _default_model() -> str:

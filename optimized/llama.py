@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import paged_attention, write_kv
-from optimized.checkpoint import ConfigError, ModelConfig, tensor_shapes
+from optimized.checkpoint import ModelConfig
+from optimized.weights import Layer, WeightReader
 
 if TYPE_CHECKING:
     from kernels import AttentionPlan
@@ -24,23 +27,11 @@ KVCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, each ``[num_blocks, block_size, num_kv_heads, head_size]``."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """The weights of one layer; what reads the same input is one matrix."""
-
-    input_norm: Tensor  # [hidden_size]
-    qkv: Tensor  # [(num_query_heads + 2 * num_kv_heads) * head_size, hidden_size]
-    o: Tensor  # [hidden_size, num_query_heads * head_size]
-    mlp_norm: Tensor  # [hidden_size]
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    down: Tensor  # [hidden_size, intermediate_size]
-    qkv_bias: Tensor | None  # [(num_query_heads + 2 * num_kv_heads) * head_size]
-    o_bias: Tensor | None  # [hidden_size]
-    qk_norms: tuple[Tensor, Tensor] | None  # each [head_size]
-
-
 class LlamaModel:
     """A model with its weights on a device: Llama, or one of those that differ from it in a bias or a norm."""
+
+    likeliest: npt.NDArray[np.int64] | None = None
+    """The likeliest token of each row of the last ``logits``, -1 where no number is the largest; None if nobody has looked."""
 
     def __init__(
         self,
@@ -52,14 +43,12 @@ class LlamaModel:
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        self._shapes = tensor_shapes(config)
-        self._tensors = tensors
-        self.embedding = self._load("model.embed_tokens.weight")  # [vocab_size, hidden_size]
-        self.layers = tuple(self._layer(f"model.layers.{index}") for index in range(config.num_layers))
-        self.norm = self._load("model.norm.weight")  # [hidden_size]
+        weights = WeightReader(config, tensors, dtype, self.device)
+        self.embedding = weights.tensor("model.embed_tokens.weight")  # [vocab_size, hidden_size]
+        self.layers = tuple(weights.layer(index) for index in range(config.num_layers))
+        self.norm = weights.tensor("model.norm.weight")  # [hidden_size]
         tied = config.tie_word_embeddings
-        self.lm_head = self.embedding if tied else self._load("lm_head.weight")  # [vocab_size, hidden_size]
-        self._tensors = {}
+        self.lm_head = self.embedding if tied else weights.tensor("lm_head.weight")  # [vocab_size, hidden_size]
         # float64, so that positions of any length turn by the right angle.
         self._frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float64, device=self.device)
 
@@ -139,33 +128,6 @@ class LlamaModel:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
         return wide.to(self.dtype) * weight
-
-    def _layer(self, prefix: str) -> Layer:
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        return Layer(
-            input_norm=self._load(f"{prefix}.input_layernorm.weight"),
-            qkv=self._load(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
-            o=self._load(f"{attention}.o_proj.weight"),
-            mlp_norm=self._load(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self._load(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
-            down=self._load(f"{mlp}.down_proj.weight"),
-            qkv_bias=self._load(*(f"{attention}.{part}_proj.bias" for part in "qkv")) if self.config.qkv_bias else None,
-            o_bias=self._load(f"{attention}.o_proj.bias") if self.config.o_bias else None,
-            qk_norms=self._qk_norms(attention) if self.config.qk_norm else None,
-        )
-
-    def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
-        return self._load(f"{attention}.q_norm.weight"), self._load(f"{attention}.k_norm.weight")
-
-    def _load(self, *names: str) -> Tensor:
-        """Tensors on the device in the model's type, several as one matrix of all their rows."""
-        parts = []
-        for name in names:
-            tensor = self._tensors[name]
-            if tuple(tensor.shape) != self._shapes[name]:
-                raise ConfigError(f"tensor {name} has shape {list(tensor.shape)}, expected {list(self._shapes[name])}")
-            parts.append(tensor.to(device=self.device, dtype=self.dtype))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @dataclass(frozen=True)

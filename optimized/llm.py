@@ -55,6 +55,7 @@ class LLM:
         seed: int = 0,
         dtype: str = "auto",
         device: str = "auto",
+        threads: int | None = None,
         make_observer: MakeObserver | None = None,
         make_core: MakeCore = TorchCore,
     ) -> None:
@@ -73,6 +74,7 @@ class LLM:
             seed=seed,
             dtype=dtype,
             device=device,
+            threads=threads,
         )
         self.checkpoint = (
             model if isinstance(model, Checkpoint) else load_checkpoint(None if model is None else Path(model))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, bytes_per_block, num_blocks_for
 from optimized.checkpoint import Checkpoint, ModelConfig
+from optimized.cpu_path import CpuPath, cpu_path, num_threads
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from optimized.grammar import Grammar
     from optimized.llama import LlamaModel
     from optimized.sampling import SamplingParams
+    from optimized.vector_model import VectorModel
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class EngineArgs:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -226,24 +229,28 @@ class TorchCore:
             max_num_seqs=256 if on_gpu else 64,
             max_num_batched_tokens=8192 if on_gpu else 512,
         )
-        dtype: torch.dtype = getattr(torch, chosen_dtype(args.dtype, on_gpu))
+        path = None if on_gpu else cpu_path(checkpoint.config, args.dtype, args.block_size)
+        dtype: torch.dtype = getattr(torch, chosen_dtype(args.dtype) if path is None else path.dtype)
         layers, heads, head_size = (
             checkpoint.config.num_layers,
             checkpoint.config.num_kv_heads,
             checkpoint.config.head_size,
         )
         block_bytes = bytes_per_block(args.block_size, layers, heads, head_size, dtype.itemsize)
-        if on_gpu:
+        model: LlamaModel | VectorModel
+        if path is None:
             model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cuda")
             num_blocks = num_blocks_on_gpu(args, limits, model, block_bytes)
         else:
             num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
-            model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
+            threads = num_threads(args.threads)
+            torch.set_num_threads(threads)
+            model = cpu_model(checkpoint, path, dtype, threads)
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
         self._begin(model)
 
-    def _begin(self, model: LlamaModel) -> None:
+    def _begin(self, model: LlamaModel | VectorModel) -> None:
         from optimized.engine import EngineCore
         from optimized.torch_device import TorchDevice
 
@@ -418,9 +425,20 @@ def _no_gpu() -> str:
     return f"torch {torch.__version__} finds no GPU"
 
 
-def chosen_dtype(dtype: str, on_gpu: bool) -> str:
-    """The type of weights, activations and cache: on a CPU narrow types bring no speed, only error."""
-    return dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32"
+def chosen_dtype(dtype: str) -> str:
+    """The type of weights, activations and cache on a GPU."""
+    return "bfloat16" if dtype == "auto" else dtype
+
+
+def cpu_model(checkpoint: Checkpoint, path: CpuPath, dtype: torch.dtype, threads: int) -> LlamaModel | VectorModel:
+    """The model for this path."""
+    if path.is_vector:
+        from optimized.vector_model import VectorModel
+
+        return VectorModel(checkpoint.config, checkpoint.tensors, threads)
+    from optimized.llama import LlamaModel
+
+    return LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
 
 
 def num_blocks_on_gpu(args: EngineArgs, limits: Config, model: LlamaModel, block_bytes: int) -> int:

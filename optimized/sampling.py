@@ -276,22 +276,32 @@ class Draw:
         return self.params.forced_token_ids[index] if 0 <= index < len(self.params.forced_token_ids) else None
 
 
-def sample_rows(logits: npt.NDArray[np.float32], draws: Sequence[Draw]) -> list[int | NoToken]:
-    """A token for each row of logits ``[num_samples, vocab_size]``, or what is wrong with that row."""
+def sample_rows(
+    logits: npt.NDArray[np.float32], draws: Sequence[Draw], likeliest: npt.NDArray[np.int64] | None = None
+) -> list[int | NoToken]:
+    """A token for each row of logits ``[num_samples, vocab_size]``, or what is wrong with that row.
+
+    ``likeliest`` is what ``likeliest_tokens`` would find, if somebody has it already.
+    """
     tokens: list[int | NoToken] = [0] * len(draws)
     if not draws:
         return tokens
-    # One pass for what all rows need: NaN if any is NaN, infinite if any is +inf or all are -inf.
-    is_sound, likeliest = np.isfinite(logits.max(axis=1)).tolist(), logits.argmax(axis=1).tolist()
+    tokens_of_rows = (likeliest_tokens(logits) if likeliest is None else likeliest).tolist()
     for row, draw in enumerate(draws):
-        if is_sound[row] and draw.params.is_plain:
-            tokens[row] = likeliest[row]
+        if tokens_of_rows[row] >= 0 and draw.params.is_plain:
+            tokens[row] = tokens_of_rows[row]
             continue
         try:
             tokens[row] = sample(logits[row], draw)
         except NoToken as error:
             tokens[row] = error
     return tokens
+
+
+def likeliest_tokens(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """The likeliest token of each row of logits ``[num_rows, vocab_size]``, -1 where the largest is infinite or NaN is there."""
+    largest = logits.max(axis=1)  # NaN if any is NaN, infinite if any is +inf or all are -inf
+    return np.where(np.isfinite(largest), logits.argmax(axis=1), -1)
 
 
 def sample(logits: npt.NDArray[np.float32], draw: Draw) -> int:

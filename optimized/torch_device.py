@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
 from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, logprobs, sample_rows
 from spec.vocabulary import BlockId, Config, InvalidConfig, SeqId, Token
+
+if TYPE_CHECKING:
+    from optimized.vector_model import VectorModel
 
 Logprobs: TypeAlias = dict[Token, Logprob]
 """The chosen token first, then the likeliest ones."""
@@ -60,7 +63,10 @@ class TorchDevice:
     """
 
     def __init__(
-        self, model: LlamaModel, config: Config, tokens_of: Callable[[SeqId], Sequence[Token]] = lambda _: ()
+        self,
+        model: LlamaModel | VectorModel,
+        config: Config,
+        tokens_of: Callable[[SeqId], Sequence[Token]] = lambda _: (),
     ) -> None:
         seen = model.config.sliding_window or config.max_model_len
         if config.window is not None and config.window < min(seen, config.max_model_len):
@@ -183,7 +189,7 @@ class TorchDevice:
                     how.progress,
                 )
             )
-        sampled = sample_rows(rows, draws)
+        sampled = sample_rows(rows, draws, self.model.likeliest)
         for seq_id, logits_of_row, token, draw in zip(plan.sample_seq_ids, rows, sampled, draws, strict=True):
             if draw.params.logprobs is not None and not isinstance(token, NoToken):
                 self.logprobs[seq_id] = logprobs(logits_of_row, token, draw.params.logprobs)

@@ -84,10 +84,16 @@ class Team:
         self._parallel(self._address, task.ctypes.data, self.num_threads, 0)
 
 
+def usable_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def usable_cores() -> int:
     """Physical cores that this process may use: those of its affinity, and no more than its control group's quota."""
-    allowed = os.sched_getaffinity(0)
-    siblings = {_core_of(processor) for processor in allowed}
+    if not hasattr(os, "sched_getaffinity"):
+        return usable_processors()
+    siblings = {_core_of(processor) for processor in os.sched_getaffinity(0)}
     return max(1, min(len(siblings), _quota()))
 
 

@@ -32,6 +32,15 @@ class Workspace:
         for name, value in values.items():
             self._task[name] = value
 
+    @property
+    def capacity(self) -> int:
+        """Rows that the buffers have room for."""
+        return int(self._task["capacity"][0])
+
+    def held(self, name: str) -> Tensor:
+        """The tensor to which an address leads."""
+        return self._held[name]
+
     def hold(self, name: str, tensor: Tensor | None) -> None:
         """The record's address leads to this contiguous tensor, or nowhere."""
         if tensor is None:

@@ -62,6 +62,9 @@ def offline(
         bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Find blocks by what is in them.")
     ] = True,
     serial: Annotated[bool, typer.Option("--serial", help="One request after the other, for latency.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads on a CPU.", show_default="one for each core that may be used")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """A whole engine on a workload: greedy, end tokens ignored, every request from its arrival on."""
@@ -75,6 +78,7 @@ def offline(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
+        threads=threads,
     )
     facts = with_status("Serving", lambda say: bench_offline(llm, tasks, say, serial))
     _show(facts, as_json)

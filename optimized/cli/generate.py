@@ -66,6 +66,9 @@ def generate(
     ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads on a CPU.", show_default="one for each core that may be used")
+    ] = None,
     self_check: Annotated[
         SelfCheck,
         typer.Option(help="Judge every event: sampled by counters, every-step by every rule in a cache of 256 blocks."),
@@ -96,6 +99,7 @@ def generate(
         "preemption_mode": preemption_mode,
         "swap_space": swap_space,
         "seed": seed,
+        "threads": threads,
     }
     EngineArgs(**engine_args)  # refuses what makes no sense before a model is fetched
     started = time.perf_counter()

@@ -80,6 +80,7 @@ def serve(
         ),
     ] = True,
     dtype: Annotated[str, typer.Option(envvar="KVPROOF_DTYPE", help="The type of the numbers.")] = "auto",
+    threads: Annotated[int | None, typer.Option(envvar="KVPROOF_THREADS", help="Threads on a CPU.")] = None,
     seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
     scheduling_policy: Annotated[
         str, typer.Option(envvar="KVPROOF_SCHEDULING_POLICY", help="fcfs, or priority: smaller numbers first.")
@@ -116,6 +117,7 @@ def serve(
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
         "enable_prefix_caching": prefix_caching,
         "dtype": dtype,
+        "threads": threads,
         "seed": seed,
         "scheduling_policy": scheduling_policy,
         "preemption_mode": preemption_mode,

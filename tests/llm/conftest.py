@@ -34,5 +34,5 @@ def smollm2() -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def smollm2_llm(smollm2: Checkpoint) -> LLM:
-    """The default model, ready to answer."""
-    return LLM(smollm2)
+    """The default model, ready to answer in float32, whose texts are the same on every machine."""
+    return LLM(smollm2, dtype="float32")

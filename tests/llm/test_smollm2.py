@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from optimized import LLM, SamplingParams
 from optimized.checkpoint import Checkpoint
 from optimized.cli import app
+from optimized.llama import LlamaModel
 from reference import ReferenceModelEngine
 from spec.vocabulary import Config, Request
-from tests.models.test_llama import dense_logits
+from tests.models.test_llama import Paged, dense_logits
+from tests.models.test_vector_model import needs_vectors
 
 RECORDED = json.loads((Path(__file__).parent.parent / "models" / "smollm2_greedy.json").read_text())
 CASES: list[dict[str, Any]] = RECORDED["cases"]
@@ -109,14 +112,43 @@ def reference_tokens(smollm2: Checkpoint) -> list[list[tuple[int, float]]]:
     return said
 
 
+def prefixes(reference_tokens: list[list[tuple[int, float]]]) -> Iterator[tuple[list[int], int]]:
+    """Of each case the tokens before which, and after which, the reference chose; and how many it chose."""
+    for case, said in zip(CASES, reference_tokens, strict=True):
+        yield [*case["prompt_token_ids"], *(token for token, _ in said[:-1])], len(said)
+
+
 @pytest.fixture(scope="module")
-def logit_bound(smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]]) -> float:
+def exact_logits(smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]]) -> list[np.ndarray]:
+    """The logits in float64, with dense attention, from which the reference chose."""
+    arrays = smollm2.arrays()
+    return [
+        dense_logits(smollm2.config, arrays, token_ids, np.float64)[-count:]
+        for token_ids, count in prefixes(reference_tokens)
+    ]
+
+
+@pytest.fixture(scope="module")
+def logit_bound(
+    smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]], exact_logits: list[np.ndarray]
+) -> float:
     """Twice the largest difference that float32 makes to a logit, with dense attention, over the same positions."""
     arrays, largest = smollm2.arrays(), 0.0
-    for case, said in zip(CASES, reference_tokens, strict=True):
-        token_ids = [*case["prompt_token_ids"], *(token for token, _ in said[:-1])]
-        rounded, exact = (dense_logits(smollm2.config, arrays, token_ids, dtype) for dtype in (np.float32, np.float64))
-        largest = max(largest, float(np.abs(rounded - exact)[-len(said) :].max()))
+    for (token_ids, count), exact in zip(prefixes(reference_tokens), exact_logits, strict=True):
+        rounded = dense_logits(smollm2.config, arrays, token_ids, np.float32)[-count:]
+        largest = max(largest, float(np.abs(rounded - exact).max()))
+    return 2 * largest
+
+
+@pytest.fixture(scope="module")
+def bfloat16_bound(
+    smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]], exact_logits: list[np.ndarray]
+) -> float:
+    """The same for bfloat16, as torch multiplies it."""
+    model, largest = LlamaModel(smollm2.config, smollm2.tensors, torch.bfloat16), 0.0
+    for (token_ids, count), exact in zip(prefixes(reference_tokens), exact_logits, strict=True):
+        rounded = Paged(model, 1, 16, 16).step({0: token_ids}, every_row=True)[-count:]
+        largest = max(largest, float(np.abs(rounded.numpy() - exact).max()))
     return 2 * largest
 
 
@@ -149,3 +181,16 @@ def test_transformers_says_the_same(
     smallest = min(margin for said in reference_tokens for _, margin in said)
     assert smallest > logit_bound, "some margin lies within the bound: the next line is too strict"
     assert optimized_tokens == recorded
+
+
+@pytest.mark.slow
+@needs_vectors
+def test_the_vector_kernels_say_the_same_but_where_bfloat16_cannot_tell(
+    smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]], bfloat16_bound: float
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=RECORDED["num_tokens"])
+    answers = LLM(smollm2, dtype="bfloat16").generate([case["prompt_token_ids"] for case in CASES], params)
+    said = [answer.outputs[0].token_ids for answer in answers]
+    assert 0.0 < bfloat16_bound < 2.0  # some margins of the reference are larger, so this can fail
+    assert any(margin > bfloat16_bound for each in reference_tokens for _, margin in each)
+    assert list(unexplained(said, reference_tokens, bfloat16_bound)) == []

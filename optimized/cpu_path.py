@@ -1,0 +1,73 @@
+"""Which of the two forward passes a CPU takes, and why: the vector kernels, or torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optimized.checkpoint import ModelConfig
+from spec.vocabulary import InvalidConfig
+
+VARIABLE = "KVPROOF_CPU_KERNELS"
+CHOICES = ("auto", "vector", "torch")
+
+
+@dataclass(frozen=True)
+class CpuPath:
+    """The choice: the vector kernels or torch, and why not the vector kernels if not."""
+
+    is_vector: bool
+    dtype: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """The choice as a person reads it."""
+        which = "vector kernels" if self.is_vector else "torch and the CPU twins of the Triton kernels"
+        return f"{which}: {self.reason}"
+
+
+def cpu_path(
+    model: ModelConfig | None, dtype: str, block_size: int, environment: Mapping[str, str] = os.environ
+) -> CpuPath:
+    """What a model with these blocks takes; without a model, what most take. Raises ``InvalidConfig``."""
+    asked = environment.get(VARIABLE, "auto")
+    if asked not in CHOICES:
+        raise InvalidConfig(VARIABLE, asked, f"one of {', '.join(CHOICES)}")
+    obstacle = f"{VARIABLE} is torch" if asked == "torch" else _obstacle(model, dtype, block_size)
+    if obstacle is None:
+        return CpuPath(True, "bfloat16", "this processor has AVX-512 for bf16")
+    if asked == "vector":
+        raise InvalidConfig(VARIABLE, asked, f"something else here: {obstacle}")
+    # Without the vector kernels a narrow type brings no speed on a CPU, only error.
+    return CpuPath(False, "float32" if dtype == "auto" else dtype, obstacle)
+
+
+def _obstacle(model: ModelConfig | None, dtype: str, block_size: int) -> str | None:
+    """What keeps the vector kernels away."""
+    from kernels.cpu.team import why_not
+
+    if dtype not in ("auto", "bfloat16"):
+        return f"{dtype} was asked for, they compute in bfloat16"
+    if block_size % 16:
+        return f"blocks of {block_size} tokens, they need a multiple of 16"
+    if model is not None and model.head_size % 16:
+        return f"heads of {model.head_size}, they need a multiple of 16"
+    return why_not()
+
+
+def num_threads(asked: int | None, environment: Mapping[str, str] = os.environ) -> int:
+    """As many as were asked for; or else as ``OMP_NUM_THREADS`` says, or one for each physical core that may be used.
+
+    More than there are processors only wait for each other. Raises ``InvalidConfig``.
+    """
+    from kernels.cpu.team import usable_cores, usable_processors
+
+    most = usable_processors()
+    if asked is not None:
+        if not 1 <= asked <= most:
+            raise InvalidConfig("threads", asked, f"from 1 to {most}, the processors that this process may use")
+        return asked
+    given = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(most, int(given)) if given.isdecimal() and int(given) > 0 else usable_cores()
