@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from optimized.async_llm import AsyncLLM, EngineBusy, EngineStopped
+    from optimized.async_llm import AsyncLLM
     from optimized.beam_search import BeamSearchParams
     from optimized.engine import EngineCore, make_engine
+    from optimized.engine_thread import EngineBusy, EngineStopped
     from optimized.llm import LLM
     from optimized.outputs import CompletionOutput, OutputKind, RequestOutput
     from optimized.sampling import SamplingParams
@@ -39,9 +40,9 @@ _HOME = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
     "CompletionOutput": "outputs",
-    "EngineBusy": "async_llm",
+    "EngineBusy": "engine_thread",
     "EngineCore": "engine",
-    "EngineStopped": "async_llm",
+    "EngineStopped": "engine_thread",
     "OutputKind": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling",

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Self
 
+from optimized.engine_thread import Abandon, Abort, Add, EngineThread, Mailbox, Stream
 from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
 from optimized.sampling import SamplingParams
 from spec.vocabulary import Token
-
-logger = logging.getLogger(__name__)
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""Before an engine is made anew, and after it could not be made so often."""
-
-
-class EngineStopped(RuntimeError):
-    """The engine was shut down, or an error ended it (``__cause__``): nobody is served any more."""
-
-
-class EngineBusy(RuntimeError):
-    """As many requests are unfinished, or tokens of prompts wait, as the engine takes."""
-
-    def __init__(self, num_unfinished: int, num_waiting_tokens: int | None = None) -> None:
-        what = "requests are unfinished" if num_waiting_tokens is None else "tokens of prompts have no answer yet"
-        count = num_unfinished if num_waiting_tokens is None else num_waiting_tokens
-        super().__init__(f"{count} {what}, and the engine takes no more")
-        self.num_unfinished = num_unfinished
-        self.num_waiting_tokens = num_waiting_tokens
 
 
 @dataclass(frozen=True)
@@ -90,11 +68,11 @@ class AsyncLLM:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-reader")
         # Some grammars take seconds to make, and nobody's text waits for them.
         self._grammar_maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-grammar")
-        self._mailboxes: dict[AbstractEventLoop, _Mailbox] = {}
+        self._mailboxes: dict[AbstractEventLoop, Mailbox] = {}
         self._num_named = 0
-        self._engine = _EngineThread(llm, restarts)
+        self._engine = EngineThread(llm, restarts)
         # Also at the end of the interpreter, which would otherwise pull the engine's libraries away from under it.
-        self._stop = weakref.finalize(self, _EngineThread.stop, self._engine)
+        self._stop = weakref.finalize(self, EngineThread.stop, self._engine)
 
     @property
     def is_running(self) -> bool:
@@ -133,7 +111,7 @@ class AsyncLLM:
         self._num_named += 1
         params = sampling_params or SamplingParams()
         name = f"async-{self._num_named}" if request_id is None else request_id
-        stream = _Stream(self._mailbox(), output_kind)
+        stream = Stream(self._mailbox(), output_kind)
         self._engine.reserve(self._max_unfinished)
         try:
             checked = await stream.mailbox.loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
@@ -143,7 +121,7 @@ class AsyncLLM:
         except BaseException:
             self._engine.give_back()
             raise
-        self._engine.post(_Add(stream, name, checked, params, priority, cache_salt))
+        self._engine.post(Add(stream, name, checked, params, priority, cache_salt))
         shown: RequestOutput | None = None
         try:
             while shown is None or not shown.finished:
@@ -152,11 +130,11 @@ class AsyncLLM:
                 shown = output
         finally:
             if shown is None or not shown.finished:
-                self._engine.post(_Abandon(stream))
+                self._engine.post(Abandon(stream))
 
     async def abort(self, request_id: str) -> None:
         """Give a request up: its stream ends with what there is, ``finish_reason`` ``"abort"``. Unknown ids are ignored."""
-        self._engine.post(_Abort(request_id))
+        self._engine.post(Abort(request_id))
 
     async def chat_prompt(self, messages: Conversation, add_generation_prompt: bool = True) -> Prompt:
         """A conversation as a prompt for ``generate``."""
@@ -191,316 +169,9 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    def _mailbox(self) -> _Mailbox:
+    def _mailbox(self) -> Mailbox:
         loop = asyncio.get_running_loop()
         if loop not in self._mailboxes:
             self._mailboxes = {each: box for each, box in self._mailboxes.items() if not each.is_closed()}
-            self._mailboxes[loop] = _Mailbox(loop)
+            self._mailboxes[loop] = Mailbox(loop)
         return self._mailboxes[loop]
-
-
-Message: TypeAlias = RequestOutput | Exception
-
-
-class _Stream:
-    """One request's outputs, as its event loop sees them: the newest only, since it says all that was said before."""
-
-    def __init__(self, mailbox: _Mailbox, kind: OutputKind) -> None:
-        self.mailbox = mailbox
-        self.kind = kind
-        self._arrived = asyncio.Event()
-        self._message: Message | None = None
-        self.num_waiting_tokens = 0
-        """The tokens of its prompt, as long as it has no answer."""
-
-    def arrive(self, message: Message) -> None:
-        """Something came. Called in the event loop."""
-        self._message = message
-        self._arrived.set()
-
-    async def next(self) -> RequestOutput:
-        """The newest output, when there is a new one."""
-        while (message := self._message) is None:
-            self._arrived.clear()
-            await self._arrived.wait()
-        self._message = None
-        if isinstance(message, Exception):
-            raise message
-        return message
-
-
-class _Mailbox:
-    """What goes from the engine's thread to one event loop: a message for each stream at most, and one wake-up for all."""
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        self.loop = loop
-        self._lock = threading.Lock()
-        self._messages: dict[_Stream, Message] = {}
-
-    def put(self, stream: _Stream, message: Message) -> None:
-        """Called in the engine's thread. Raises ``RuntimeError`` if the loop is closed."""
-        with self._lock:
-            is_first = not self._messages
-            self._messages[stream] = message
-        if is_first:
-            self.loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        with self._lock:
-            messages, self._messages = self._messages, {}
-        for stream, message in messages.items():
-            stream.arrive(message)
-
-
-@dataclass(frozen=True)
-class _Add:
-    """A request came."""
-
-    stream: _Stream
-    name: str
-    prompt: Prompt
-    params: SamplingParams
-    priority: int
-    cache_salt: str
-    is_second_try: bool = False
-
-
-@dataclass(frozen=True)
-class _Abort:
-    """Somebody gives a request up, and its consumer is to know."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Abandon:
-    """Nobody listens to a stream any more."""
-
-    stream: _Stream
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """Nobody is served any more."""
-
-
-_Command: TypeAlias = _Add | _Abort | _Abandon | _Stop
-
-
-class _EngineThread:
-    """The thread that owns the engine. It does what it was told since the last step, and then the next step."""
-
-    def __init__(self, llm: LLM, restarts: bool = False) -> None:
-        self.is_open = True
-        self.is_restarting = False
-        self.num_restarts = 0
-        self.busy_since = time.monotonic()
-        """When there was something to do after there was nothing."""
-        self.num_unfinished = 0
-        self.num_waiting_tokens = 0
-        self.step_started: float | None = None
-        self.step_ended: float | None = None
-        self.stats = llm.stats()
-        self._llm = llm
-        self._restarts = restarts
-        self._unanswered: dict[_Stream, _Add] = {}
-        """Requests that are in the engine and have no answer yet."""
-        self._is_told_to_stop = threading.Event()
-        self._names: dict[_Stream, str] = {}
-        self._streams: dict[str, _Stream] = {}
-        self._inbox: SimpleQueue[_Command] = SimpleQueue()
-        self._lock = threading.Lock()
-        """Guards ``num_unfinished``, ``num_waiting_tokens`` and the end: after that nothing comes into the inbox that nobody reads."""
-        self._has_ended = False
-        self._cause: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="kvproof-engine", daemon=True)
-        self._thread.start()
-
-    # --- called by others ---------------------------------------------------------------------------------------------
-
-    def reserve(self, max_unfinished: int | None) -> None:
-        """A place for one more request, which ``give_back`` or the request's end gives back."""
-        with self._lock:
-            if not self.is_open or self.is_restarting:
-                raise self._stopped()
-            if not self.num_unfinished:
-                self.busy_since = time.monotonic()
-            if max_unfinished is not None and self.num_unfinished >= max_unfinished:
-                raise EngineBusy(self.num_unfinished)
-            self.num_unfinished += 1
-
-    def queue(self, stream: _Stream, prompt: Mapping[str, Any], max_waiting_tokens: int | None) -> None:
-        """Let its prompt wait, until there is an answer, or nobody waits for one."""
-        count = len(prompt["prompt_token_ids"])
-        with self._lock:
-            waiting = self.num_waiting_tokens
-            if max_waiting_tokens is not None and waiting and waiting + count > max_waiting_tokens:
-                raise EngineBusy(self.num_unfinished, waiting)
-            stream.num_waiting_tokens = count
-            self.num_waiting_tokens += count
-
-    def give_back(self, stream: _Stream | None = None) -> None:
-        """A request is over, or never was one."""
-        with self._lock:
-            self.num_unfinished -= 1
-            if stream is not None:
-                self._answered(stream)
-
-    def _answered(self, stream: _Stream) -> None:
-        """Its prompt waits no longer. Called with the lock."""
-        self.num_waiting_tokens -= stream.num_waiting_tokens
-        stream.num_waiting_tokens = 0
-
-    def post(self, command: _Command) -> None:
-        """The engine does it before its next step. One that has ended does not; it says so to a request that comes."""
-        with self._lock:
-            if not self._has_ended:
-                self._inbox.put(command)
-            elif isinstance(command, _Add):
-                self.num_unfinished -= 1
-                self._answered(command.stream)
-                command.stream.arrive(self._stopped())
-
-    def stop(self) -> None:
-        """The thread ends after the step that it is in; whoever is not served to the end is told."""
-        self.is_open = False
-        self._is_told_to_stop.set()
-        self.post(_Stop())
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    # --- the thread ---------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while not self._serve_until_it_dies():
-                pass
-        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must not wait for ever
-            self._cause = error
-        self.is_open, self.step_started = False, None
-        with self._lock:
-            self._has_ended = True
-        for stream in list(self._names):
-            self._forget(stream)
-            self._tell(stream, self._stopped())
-        while not self._inbox.empty():
-            command = self._inbox.get()
-            if isinstance(command, _Add):
-                self.give_back(command.stream)
-                self._tell(command.stream, self._stopped())
-
-    def _serve_until_it_dies(self) -> bool:
-        """Serve. True: it was told to stop. False: it has died, and is like new."""
-        try:
-            while self._obey():
-                self._step()
-        except Exception as error:
-            if not self._restarts:
-                raise
-            logger.exception("the engine has died and is made anew")
-            self._begin_again(error)
-            return self._is_told_to_stop.is_set()
-        return True
-
-    def _begin_again(self, cause: Exception) -> None:
-        """A new engine. Requests without an answer are tried once more, in their order; all others are told."""
-        self.is_restarting, self.step_started = True, None
-        self._cause = cause
-        again = [add for add in self._unanswered.values() if not add.is_second_try]
-        for stream in list(self._names):
-            if stream in self._unanswered and not self._unanswered[stream].is_second_try:
-                del self._streams[self._names.pop(stream)]
-            else:
-                self._forget(stream)
-                self._tell(stream, self._stopped())
-        self._unanswered.clear()
-        pause = FIRST_PAUSE_S
-        while not self._is_told_to_stop.wait(pause):
-            try:
-                self._llm.restart()
-                break
-            except Exception:
-                logger.exception("the engine could not be made anew")
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-        if self._is_told_to_stop.is_set():
-            for add in again:
-                self.give_back(add.stream)
-                self._tell(add.stream, self._stopped())
-            return
-        self.num_restarts += 1
-        self._cause, self.is_restarting = None, False
-        self.step_ended = time.monotonic()
-        for add in again:
-            self._add(replace(add, is_second_try=True))
-
-    def _stopped(self) -> EngineStopped:
-        """Why nobody is served any more; each consumer raises one of its own."""
-        cause = self._cause
-        if cause is None:
-            return EngineStopped("the engine was shut down")
-        stopped = EngineStopped(f"an error ended the engine: {type(cause).__name__}: {cause}")
-        stopped.__cause__ = cause
-        return stopped
-
-    def _obey(self) -> bool:
-        """Do what was asked; if there is no request, wait until there is something to do. False: it is time to stop."""
-        for _ in range(self._inbox.qsize() or 1):
-            try:
-                command = self._inbox.get(block=not self._streams)
-            except Empty:
-                return True
-            match command:
-                case _Stop():
-                    return False
-                case _Add():
-                    self._add(command)
-                case _Abandon(stream) if stream in self._names:
-                    self._llm.abort(self._names[stream])
-                    self._forget(stream)
-                case _Abort(name) if name in self._streams:
-                    stream, output = self._streams[name], self._llm.abort(name)
-                    self._forget(stream)
-                    if output is not None:
-                        self._tell(stream, output)
-        return True
-
-    def _add(self, command: _Add) -> None:
-        try:
-            self._llm.add_request(command.name, command.prompt, command.params, command.priority, command.cache_salt)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with one request is only its consumer's concern
-            self.give_back(command.stream)
-            self._tell(command.stream, error)
-        else:
-            self._streams[command.name] = command.stream
-            self._names[command.stream] = command.name
-            if self._restarts:
-                self._unanswered[command.stream] = command
-
-    def _step(self) -> None:
-        self.step_started = time.monotonic()
-        outputs = self._llm.step()
-        self.step_ended, self.step_started = time.monotonic(), None
-        self.stats = self._llm.stats()
-        for output in outputs:
-            stream = self._streams[output.request_id]
-            self._unanswered.pop(stream, None)
-            if stream.num_waiting_tokens:
-                with self._lock:
-                    self._answered(stream)
-            if output.finished:
-                self._forget(stream)
-            if output.finished or stream.kind is not OutputKind.FINAL_ONLY:
-                self._tell(stream, output)
-
-    def _tell(self, stream: _Stream, message: Message) -> None:
-        try:
-            stream.mailbox.put(stream, message)
-        except RuntimeError:  # its event loop is closed: nobody is there to hear it
-            if stream in self._names:
-                self._llm.abort(self._names[stream])
-                self._forget(stream)
-
-    def _forget(self, stream: _Stream) -> None:
-        del self._streams[self._names.pop(stream)]
-        self._unanswered.pop(stream, None)
-        self.give_back(stream)

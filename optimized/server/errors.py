@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from optimized.async_llm import EngineBusy, EngineStopped
+from optimized.engine_thread import EngineBusy, EngineStopped
 from spec.engine import InvalidField, InvalidRequest, PromptTooLong
 
 TYPES = {

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from optimized.async_llm import AsyncLLM, EngineBusy
+from optimized.async_llm import AsyncLLM
+from optimized.engine_thread import EngineBusy
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Prompt
 from optimized.sampling import BadLogits, SamplingParams
