@@ -44,7 +44,7 @@ class Side:
         """One round. ``neighbours`` is how many CPUs others used meanwhile, on average; None where nobody can say."""
         if self._process.stdin is None:
             raise RuntimeError("a side has a standard input")
-        before = _busy_s(self._process.pid)
+        before = busy_s(self._process.pid)
         started = time.perf_counter()
         print(json.dumps({"workload": str(workload.resolve()), "serial": serial}), file=self._process.stdin, flush=True)
         facts = self._answer()
@@ -52,7 +52,7 @@ class Side:
             value = facts.get(name)
             if not isinstance(value, int | float) or not value > 0:
                 raise InvalidConfig(f"{name} of {self.name}", value, "a number above 0")
-        after = _busy_s(self._process.pid)
+        after = busy_s(self._process.pid)
         wall = time.perf_counter() - started
         facts["neighbours"] = None if before is None or after is None else max(0.0, (after - before) / wall)
         return facts
@@ -153,15 +153,16 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-def _busy_s(pid: int) -> float | None:
-    """Seconds for which CPUs were busy since the machine started, but for those of this process, of ``pid`` and of its children.
+def busy_s(pid: int | None = None) -> float | None:
+    """Seconds for which CPUs were busy since the machine started, but for those of this process, and of ``pid`` and its children.
 
     None where there is no ``/proc``.
     """
     try:
         fields = [int(each) for each in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
         # After the name in brackets: state, then the eleventh to fourteenth are utime, stime, cutime and cstime.
-        times = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:15]
+        stat = "" if pid is None else Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        times = stat.rpartition(")")[2].split()[11:15]
     except (OSError, ValueError):
         return None
     idle = fields[3] + fields[4]

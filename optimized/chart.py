@@ -33,7 +33,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves over one axis, each with its band; ``marks`` are places on the axis that have a name."""
+    """Curves over one axis, each with its band; ``marks`` are places on the axis that have a name. With ``log_x`` the axis
+    has its names where the points are."""
 
     caption: str
     x: str
@@ -41,6 +42,7 @@ class Curves:
     curves: tuple[Curve, ...]
     marks: tuple[tuple[float, str], ...] = ()
     log: bool = False
+    log_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,14 @@ def _curves(chart: Curves, top: float) -> Iterator[str]:
     points = [point for curve in chart.curves for point in curve.points]
     xs = [point[0] for point in points] + [x for x, _ in chart.marks]
     ys = [y for point in points for y in point[1:] if y > 0.0 or not chart.log] or [1.0]
-    x_ticks = _ticks(min(xs), max(xs))
+    x_ticks = sorted(set(xs)) if chart.log_x else _ticks(min(xs), max(xs))
     y_ticks = _decades(min(ys), max(ys)) if chart.log else _ticks(0.0, max(ys))
     wide = WIDTH - LEFT - RIGHT
 
     def across(x: float) -> float:
-        low, high = min(xs[0], *xs), max(xs)
+        low, high = min(xs), max(xs)
+        if chart.log_x:
+            low, high, x = math.log(low), math.log(high), math.log(x)
         return LEFT + wide * ((x - low) / (high - low) if high > low else 0.5)
 
     def down(y: float) -> float:

@@ -16,6 +16,7 @@ from optimized.chart import Bars, Curve, Curves
 from optimized.contiguous import Allocation
 from optimized.planner import Deployment, Objective, largest_rate
 from optimized.pool import blocks_needed
+from optimized.simulated_beams import saved_by_beams as beam_savings
 from optimized.simulated_device import ModelCost
 from optimized.workload import Lengths, PoissonTraffic
 
@@ -30,6 +31,7 @@ OPT_13B = ModelCost(
     reduced_bytes_per_token=0.0,
     activation_bytes_per_token=0.0,
     max_model_len=2048,
+    pieces_per_block=2 * LAYERS,
 )
 """26 GB of weights (figure 1); four matrices of attention and two of a layer four times as wide."""
 KV_BYTES = 12 * 2**30
@@ -48,6 +50,12 @@ BATCHED = {
     "Alpaca": dict(zip(KINDS, (7.00, 43.24, 72.75, 132.44), strict=True)),
 }
 SAVED_BY_SAMPLES = {2: 0.0609, 4: 0.0853, 6: 0.0979}
+SAVED_BY_BEAMS = {2: 0.3756, 4: 0.5313, 6: 0.5516}
+PERPLEXITIES = (3.0, 10.0, 30.0)
+"""How uncertain a next token is where beams are simulated: the middle one counts, the others show how little it matters."""
+NUM_SEARCHES = 90
+RECOVERED_TOKENS = 512
+SWAP_BYTES = 64 * 2**30
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 RATIOS = {
     "continuous, Orca (Oracle)": "1.7 to 2.7",
@@ -91,7 +99,9 @@ def paper(progress: Say = lambda _: None) -> dict[str, Any]:
         "figure_2_share_of_the_cache_in_use": shares_in_use(progress),
         "figure_13_mean_batched_requests": {name: batched(name, progress) for name in MEANS},
         "figure_15_share_of_blocks_saved_by_parallel_samples": saved_by_samples(progress),
+        "figure_15_share_of_blocks_saved_by_beams": saved_by_beams(progress),
         "figure_18_block_sizes": block_sizes(progress),
+        "figure_19_recovery": recovery(progress),
     }
 
 
@@ -127,8 +137,7 @@ def batched(trace: str, progress: Say = lambda _: None) -> dict[str, dict[str, f
 
 def saved_by_samples(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
     """Blocks that several samples of one prompt share, as a part of those that there would be without sharing; lengths
-    like Alpaca's, at a rate at which nobody is preempted. Nothing is said of beams (37.56, 53.13 and 55.16 % for 2, 4 and 6):
-    which of them live on depends on probabilities, which a simulated card has not."""
+    like Alpaca's, at a rate at which nobody is preempted."""
     saved = {}
     for number, published in SAVED_BY_SAMPLES.items():
         progress(f"figure 15, {number} samples")
@@ -136,6 +145,44 @@ def saved_by_samples(progress: Say = lambda _: None) -> dict[str, dict[str, floa
         run = here.run(traffic("Alpaca", 10.0, 60.0).arrivals(0))
         saved[f"n={number}"] = beside(published, run.num_spared_block_steps / run.num_unshared_block_steps)
     return saved
+
+
+def saved_by_beams(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
+    """The same for the beams of a search. Which of them live on depends on probabilities, and these are drawn: see
+    ``simulated_beams``."""
+    here = deployment()
+    config, arrivals = replace(here.config, max_num_batched_tokens=4096), traffic("Alpaca", 10.0, 60.0).arrivals(0)
+    saved = {}
+    for width, published in SAVED_BY_BEAMS.items():
+        progress(f"figure 15, {width} beams")
+        found = {each: beam_savings(config, arrivals[:NUM_SEARCHES], width, each) for each in PERPLEXITIES}
+        least, most = min(found.values()), max(found.values())
+        saved[f"{width} beams"] = beside(published, found[PERPLEXITIES[1]]) | {"least": least, "most": most}
+    return saved
+
+
+def recovery(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
+    """What it takes to bring back a preempted sequence of ``RECOVERED_TOKENS`` tokens, out and in over the bus or computed
+    again in one pass, by block size; and how many requests a second a crowd gets done either way. A copy of K or V of a
+    block in one layer is a transfer, and each takes ``simulated_device.PIECE_S`` besides."""
+    facts: dict[str, dict[str, float]] = {}
+    tokens = RECOVERED_TOKENS
+    for size in BLOCK_SIZES:
+        progress(f"figure 19, blocks of {size}")
+        here = deployment(block_size=size)
+        device = here.replica().device
+        swap_s = 2 * blocks_needed(tokens, size) * device.swap_seconds
+        recompute_s = device.pass_seconds(tokens, 1, tokens * (tokens + 1) // 2, tokens)
+        facts[f"{size}"] = {"swap_s": swap_s, "recompute_s": recompute_s, "ratio": recompute_s / swap_s}
+        if size >= 8:  # with smaller blocks the simulation takes minutes, and the time of a transfer says it all
+            crowd = here.crowd(traffic("ShareGPT"))
+            for name, space in (("swap", SWAP_BYTES), ("recompute", 0)):
+                run = replace(here, swap_space_bytes=space).run(crowd)
+                facts[f"{size}"] |= {
+                    f"{name}_requests_per_s": len(run.served) / run.end_s,
+                    f"{name}_preemptions": float(run.num_preemptions),
+                }
+    return facts
 
 
 def block_sizes(progress: Say = lambda _: None) -> dict[str, dict[str, float]]:
@@ -180,17 +227,40 @@ def baselines(progress: Say = lambda _: None) -> dict[str, Any]:
 
 
 def charts(facts: dict[str, Any]) -> list[Bars | Curves]:
-    """Figure 2 and the waste by block size, as pictures."""
+    """Figure 2, the two sides of the block size that are bookkeeping, and figure 19, as pictures."""
     shares = facts["figure_2_share_of_the_cache_in_use"]
     bars = [(f"{name}, {who}", 100.0 * each[who]) for name, each in shares.items() for who in ("published", "ours")]
-    sizes = facts["figure_18_block_sizes"]
-    curves = []
-    for name in MEANS:
-        points = [(float(size), 100.0 * each[f"{name}_wasted"]) for size, each in sizes.items()]
-        curves.append(Curve(name, tuple((size, wasted, wasted, wasted) for size, wasted in points)))
+    sizes, back = facts["figure_18_block_sizes"], facts["figure_19_recovery"]
+
+    def curve(name: str, of: dict[str, dict[str, float]], what: str, times: float = 1.0) -> Curve:
+        points = [(float(size), times * each[what]) for size, each in of.items()]
+        return Curve(name, tuple((size, y, y, y) for size, y in points))
+
     return [
         Bars("Percent of the cache that holds tokens", tuple(bars), num_kinds=2),
-        Curves("Wasted at the end of last blocks", "tokens per block", "percent of what is set aside", tuple(curves)),
+        Curves(
+            "Wasted at the end of last blocks",
+            "tokens per block",
+            "percent of what is set aside",
+            tuple(curve(name, sizes, f"{name}_wasted", 100.0) for name in MEANS),
+            log_x=True,
+        ),
+        Curves(
+            "Length of a block table",
+            "tokens per block",
+            "entries",
+            tuple(curve(name, sizes, f"{name}_table_entries") for name in MEANS),
+            log=True,
+            log_x=True,
+        ),
+        Curves(
+            f"To bring back {RECOVERED_TOKENS} tokens of a preempted sequence",
+            "tokens per block",
+            "seconds",
+            (curve("swap", back, "swap_s"), curve("recompute", back, "recompute_s")),
+            log=True,
+            log_x=True,
+        ),
     ]
 
 

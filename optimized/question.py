@@ -14,6 +14,7 @@ from optimized.coarse import CoarseModel
 from optimized.contiguous import Allocation
 from optimized.fleet import Fleet, Router, error_of
 from optimized.known_models import cost_of
+from optimized.model_core import PREEMPTION_MODES
 from optimized.planner import Deployment, Facts, Objective, largest_rate, summary, times
 from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
 from spec.vocabulary import InvalidConfig
@@ -49,7 +50,8 @@ class Question:
     shared_len: int = 0
     prefix_share: float = 1.0
     n: int = 1
-    swap_space: float = 0.0
+    preemption_mode: str = "auto"
+    swap_space: float | None = None
     slo: str | None = None
     seeds: int = 3
     compute_efficiency: float = 0.6
@@ -65,9 +67,13 @@ class Question:
             raise InvalidConfig("allocation", self.allocation, f"one of {names}")
         if self.batching not in ("continuous", "static"):
             raise InvalidConfig("batching", self.batching, "continuous or static")
-        if not 0.0 <= self.swap_space <= MAX_SWAP_GIB:
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise InvalidConfig("preemption_mode", self.preemption_mode, f"one of {', '.join(PREEMPTION_MODES)}")
+        if self.swap_space is not None and not 0.0 <= self.swap_space <= MAX_SWAP_GIB:
             raise InvalidConfig("swap_space", self.swap_space, f"from 0 to {MAX_SWAP_GIB} GiB")
-        return Deployment(
+        if self.swap_space and self.preemption_mode == "recompute":
+            raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
+        without_swap = Deployment(
             cost,
             card_named(self.gpu),
             tensor_parallel_size=self.tensor_parallel_size,
@@ -79,13 +85,15 @@ class Question:
             allocation=Allocation(self.allocation),
             in_batches=self.batching == "static",
             enable_prefix_caching=self.shared_len > 0,
-            swap_space_bytes=int(self.swap_space * (1 << 30)),
             num_samples=self.n,
             compute_efficiency=self.compute_efficiency,
             bandwidth_efficiency=self.bandwidth_efficiency,
             overhead_s=self.overhead_ms / 1000.0,
             activation_bytes=int(cost.activation_bytes_per_token * self.max_num_batched_tokens),
         )
+        if self.preemption_mode == "swap" and self.swap_space is None:
+            return replace(without_swap, swap_space_bytes=without_swap.cache_bytes)
+        return replace(without_swap, swap_space_bytes=int((self.swap_space or 0.0) * (1 << 30)))
 
     @property
     def fleet(self) -> Fleet:
@@ -104,6 +112,11 @@ class Question:
         longest = self.deployment.max_model_len
         if not 0 <= self.shared_len <= longest:
             raise InvalidConfig("shared_len", self.shared_len, f"from 0 to max_model_len ({longest})")
+        if prompt.mean + output.mean > longest:
+            both = f"{self.prompt_len} and {self.output_len}"
+            raise InvalidConfig(
+                "prompt_len and output_len", both, f"together at most max_model_len ({longest}) on average"
+            )
         share = self.prefix_share if self.shared_len else 0.0
         return PoissonTraffic(self.rate, self.duration, prompt, output, longest, self.shared_len, share)
 
@@ -161,6 +174,17 @@ class Question:
             **(times(runs) if self.coarse else summary(runs)),
             **facts,
         }
+
+    @staticmethod
+    def charts(answer: Facts) -> list[Bars | Curves]:
+        """Three pictures of an answer: how long the first token and the others take, and where the slots of the cache are."""
+        first, other = (tuple((p, each["median"]) for p, each in answer[name].items()) for name in ("ttft_s", "tpot_s"))
+        slots = tuple((name, 100.0 * each["median"]) for name, each in answer.get("slots", {}).items())
+        return [
+            Bars("Seconds to the first token", first, num_kinds=1),
+            Bars("Seconds for each other token", other, num_kinds=1),
+            *([Bars("Percent of the cache: in use, kept for later, never used, nobody's", slots)] if slots else []),
+        ]
 
     def _checked(self, fleet: Fleet, arrivals: Sequence[Arrival], say: Callable[[str], None]) -> Facts:
         """What a coarse model is, and how far it is off: for an hour, with as many of the requests as some of the replicas get."""

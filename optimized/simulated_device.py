@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from optimized.checkpoint import ModelConfig
 
 
+PIECE_S = 10e-6
+"""An assumption: starting a copy takes ten microseconds, on any card."""
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """What a model costs: bytes to keep, bytes and operations to run. A multiplication and an addition are two operations.
@@ -36,6 +40,8 @@ class ModelCost:
     reduced_bytes_per_token: float
     activation_bytes_per_token: float
     max_model_len: int
+    pieces_per_block: int = 1
+    """How many separate transfers move a block: K and V of each layer."""
 
     @staticmethod
     def of(config: ModelConfig, name: str, dtype_bytes: int = 2) -> ModelCost:
@@ -55,6 +61,7 @@ class ModelCost:
             reduced_bytes_per_token=2.0 * config.num_layers * config.hidden_size * dtype_bytes,
             activation_bytes_per_token=(4 * config.hidden_size + 3 * config.intermediate_size) * dtype_bytes,
             max_model_len=config.max_model_len,
+            pieces_per_block=2 * config.num_layers,
         )
 
 
@@ -75,6 +82,8 @@ class Rates:
     host_link: float
     peer_link: float = 0.0
     num_cards: int = 1
+    piece_s: float = 0.0
+    """What each transfer between host and device takes besides, however small it is."""
 
     @staticmethod
     def of(card: Card, compute: float, bandwidth: float, overhead_s: float, num_cards: int = 1) -> Rates:
@@ -86,6 +95,7 @@ class Rates:
             card.host_link * bandwidth * num_cards,
             card.peer_link * bandwidth,
             num_cards,
+            PIECE_S,
         )
 
 
@@ -107,19 +117,14 @@ class SimulatedDevice:
 
     def seconds(self, plan: Plan) -> float:
         """How long a pass takes. O(sequences)."""
-        num_tokens, num_keys = plan.num_tokens, sum(plan.seq_lens)
-        # A token sees everything up to itself: of the last ``count`` of ``length`` tokens that is one trapezium.
-        num_pairs = num_keys
-        if num_tokens > len(plan.seq_lens):
-            bounds = pairwise(plan.query_start)
-            num_pairs = sum(
-                [
-                    (stop - start) * (2 * length - (stop - start) + 1) // 2
-                    for (start, stop), length in zip(bounds, plan.seq_lens, strict=True)
-                ]
-            )
+        num_tokens, num_keys, num_pairs = plan.num_tokens, sum(plan.seq_lens), num_pairs_of(plan)
         num_swapped = sum([len(swap.blocks) for swap in plan.swaps])
         return self.pass_seconds(num_tokens, len(plan.sample_rows), num_pairs, num_keys, len(plan.copies), num_swapped)
+
+    @property
+    def swap_seconds(self) -> float:
+        """How long a block takes to move between host and device."""
+        return self._block_bytes / self.rates.host_link + self.cost.pieces_per_block * self.rates.piece_s
 
     def pass_seconds(
         self,
@@ -140,8 +145,22 @@ class SimulatedDevice:
             flops / rates.flops, (cost.weight_bytes + num_keys * cost.kv_bytes_per_token + copied) / rates.bandwidth
         )
         if num_swapped:
-            seconds += num_swapped * self._block_bytes / rates.host_link
+            seconds += num_swapped * self.swap_seconds
         if rates.num_cards > 1:  # a ring: each card sends and gets every part but its own, twice
             sent = 2 * (rates.num_cards - 1) / rates.num_cards * cost.reduced_bytes_per_token * num_tokens
             seconds += sent / rates.peer_link
         return seconds + rates.overhead_s
+
+
+def num_pairs_of(plan: Plan) -> int:
+    """The pairs of a query and a key in a pass. O(sequences)."""
+    if plan.num_tokens == len(plan.seq_lens):
+        return sum(plan.seq_lens)
+    # A token sees everything up to itself: of the last ``count`` of ``length`` tokens that is one trapezium.
+    bounds = pairwise(plan.query_start)
+    return sum(
+        [
+            (stop - start) * (2 * length - (stop - start) + 1) // 2
+            for (start, stop), length in zip(bounds, plan.seq_lens, strict=True)
+        ]
+    )

@@ -122,8 +122,8 @@ def fitted(arrival: Arrival, max_model_len: int) -> Arrival:
 
 def read_arrivals(path: Path, max_model_len: int) -> list[Arrival]:
     """A workload file: a line of JSON for each request, with ``prompt_len`` (or ``prompt_token_ids``), ``max_tokens`` and
-    ``arrival_s``. Raises ``InvalidConfig`` that names the line."""
-    return sorted(fitted(_arrival(where, values), max_model_len) for where, values in read_lines(path))
+    ``arrival_s``. An answer ends where its sequence would become too long. Raises ``InvalidConfig`` that names the line."""
+    return sorted(fitted(_arrival(where, values, max_model_len), max_model_len) for where, values in read_lines(path))
 
 
 def read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -153,14 +153,14 @@ def arrival_s_of(where: str, values: Mapping[str, Any]) -> float:
     return float(at_s)
 
 
-def _arrival(where: str, values: Mapping[str, Any]) -> Arrival:
+def _arrival(where: str, values: Mapping[str, Any], max_model_len: int) -> Arrival:
     given = values.get("prompt_token_ids")
-    prompt_len = values.get("prompt_len", len(given) if isinstance(given, list) else None)
-    return Arrival(
-        arrival_s_of(where, values),
-        _length(f"prompt_len in {where}", prompt_len),
-        _length(f"max_tokens in {where}", values.get("max_tokens")),
+    prompt_len = _length(
+        f"prompt_len in {where}", values.get("prompt_len", len(given) if isinstance(given, list) else None)
     )
+    if prompt_len >= max_model_len:
+        raise InvalidConfig(f"prompt_len in {where}", prompt_len, f"below max_model_len ({max_model_len})")
+    return Arrival(arrival_s_of(where, values), prompt_len, _length(f"max_tokens in {where}", values.get("max_tokens")))
 
 
 def _length(name: str, value: object) -> int:

@@ -1,19 +1,25 @@
 """What the planner said, as it was recorded: ``.. capacity-picture:: NAME`` and ``.. capacity-table:: FIGURE``.
 
-To record it again, which takes minutes:
+To record it again, all of it or what is named, which takes minutes:
 
-    python docs/_ext/capacity.py
+    python docs/_ext/capacity.py [workshop] [paper] [baselines] [coarse]
+    python docs/_ext/capacity.py speed fleet prediction    # on a quiet machine: these measure time
 """
 
 import json
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from time import process_time
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "docs/capacity.json"
-PRESETS = ("workshop", "paper", "baselines")
+PRESETS = {name: f"kvproof plan --preset {name} --json" for name in ("workshop", "paper", "baselines")}
+COARSE = "kvproof plan --replicas 8 --rate 80 --duration 86400 --seeds 1 --coarse --json"
+WORKLOAD = "python tests/peers/workloads.py mixed --n 64"
+FLEET_REQUESTS, FLEET_REPLICAS, FLEET_RATE = 250_000, 64, 8.0
 
 
 def read() -> dict[str, dict]:
@@ -22,22 +28,82 @@ def read() -> dict[str, dict]:
 
 
 def record(names: list[str]) -> None:
-    """Run the presets, and write down what they say beside what was there."""
+    """Run what has these names, and write down what it says beside what was there."""
     recorded = read() if RECORDED.exists() else {}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT
     ).stdout.strip()
     for name in names:
-        arguments = ["plan", "--preset", name, "--json"]
-        said = subprocess.run(
-            [sys.executable, "-m", "optimized.cli", *arguments], check=True, capture_output=True, text=True, cwd=ROOT
-        ).stdout
-        recorded[name] = as_recorded(name, commit, f"{datetime.now(UTC):%Y-%m-%d}", json.loads(said))
+        command, facts = MEASUREMENTS[name]() if name in MEASUREMENTS else asked(COMMANDS[name])
+        recorded[name] = {
+            "command": command,
+            "commit": commit,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "facts": rounded(facts),
+        }
         RECORDED.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 
-def as_recorded(name: str, commit: str, day: str, facts: dict) -> dict:
-    return {"command": f"kvproof plan --preset {name} --json", "commit": commit, "date": day, "facts": rounded(facts)}
+def asked(command: str) -> tuple[str, dict]:
+    """What one of our commands says."""
+    arguments = command.split()[1:]
+    said = subprocess.run(
+        [sys.executable, "-m", "optimized.cli", *arguments], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ).stdout
+    return command, json.loads(said)
+
+
+def speed() -> tuple[str, dict]:
+    """How many simulated seconds pass in one of the processor's, for the workshop's minute; the best of three."""
+    from optimized.contiguous import Allocation
+    from optimized.workshop import deployment, traffic
+
+    facts = {}
+    for kind in (Allocation.CONTIGUOUS, Allocation.PAGED):
+        found = []
+        for _ in range(3):
+            begin = process_time()
+            run = deployment(kind).run(traffic().arrivals(0))
+            found.append({"simulated_s": run.end_s, "processor_s": process_time() - begin, "steps": run.num_steps})
+        facts[kind.value] = min(found, key=lambda each: each["processor_s"])
+    return "python docs/_ext/capacity.py speed", facts
+
+
+def fleet() -> tuple[str, dict]:
+    """So many requests over so many replicas, with the exact engine, through the router that looks at every replica."""
+    from dataclasses import replace
+
+    from optimized.contiguous import Allocation
+    from optimized.fleet import Fleet, Router
+    from optimized.workshop import deployment, traffic
+
+    rate = FLEET_RATE * FLEET_REPLICAS
+    load = replace(traffic(rate), duration_s=1.01 * FLEET_REQUESTS / rate)
+    arrivals, begin = load.arrivals(0)[:FLEET_REQUESTS], process_time()
+    run = Fleet(deployment(Allocation.PAGED), FLEET_REPLICAS, Router.LEAST_LOADED).run(arrivals)
+    return "python docs/_ext/capacity.py fleet", {
+        "requests": len(run.served),
+        "replicas": FLEET_REPLICAS,
+        "requests_a_second": rate,
+        "simulated_s": run.end_s,
+        "steps": run.num_steps,
+        "processor_s": process_time() - begin,
+    }
+
+
+def prediction() -> tuple[str, dict]:
+    """The planner held against this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        workload = Path(folder) / "mixed.jsonl"
+        program, *arguments = WORKLOAD.split()[1:]
+        made = subprocess.run([sys.executable, ROOT / program, *arguments], check=True, capture_output=True, text=True)
+        workload.write_text(made.stdout, encoding="utf-8")
+        _, facts = asked(f"kvproof bench predicted {workload} --json")
+    return f"{WORKLOAD} > mixed.jsonl; kvproof bench predicted mixed.jsonl --json", facts
+
+
+COMMANDS = {**PRESETS, "coarse": COARSE}
+MEASUREMENTS = {"speed": speed, "fleet": fleet, "prediction": prediction}
 
 
 def rounded(value):
@@ -65,6 +131,9 @@ def rows(figure: str) -> tuple[list[str], list[list[str]]]:
             [name, f"{ratio:.1f} times", published.get(name, "")]
             for name, ratio in facts["ratio_of_the_largest_rates"].items()
         ]
+    if figure in TABLES:
+        name, head, table = TABLES[figure]
+        return head, table(recorded[name]["facts"])
     facts = recorded["paper"]["facts"]
     if figure == "block-sizes":
         names = sorted(
@@ -86,18 +155,81 @@ def rows(figure: str) -> tuple[list[str], list[list[str]]]:
     nested = found if all("ours" not in each for each in found.values()) else {"": found}
     percent = "share" in figure
     head = ["", "published", "here", "distance"]
-    extra = any("while_somebody_waits" in each for group in nested.values() for each in group.values())
-    return head + (["while somebody waits"] if extra else []), [
+    each = next(each for group in nested.values() for each in group.values())
+    extra = {key: words for key, words in EXTRA.items() if key in each}
+    return head + list(extra.values()), [
         [
             f"{group} {name}".strip(),
             shown(each["published"], percent),
             shown(each["ours"], percent),
             f"{each['distance']:+.0%}",
-            *([shown(each["while_somebody_waits"], percent)] if extra else []),
+            *(shown(each[key], percent) for key in extra),
         ]
         for group, entries in nested.items()
         for name, each in entries.items()
     ]
+
+
+EXTRA = {"while_somebody_waits": "while somebody waits", "least": "least", "most": "most"}
+
+
+def recovery_rows(facts: dict) -> list[list[str]]:
+    return [
+        [
+            size,
+            f"{1e3 * each['swap_s']:.1f} ms",
+            f"{1e3 * each['recompute_s']:.1f} ms",
+            f"{each['ratio']:.2f}",
+            *(f"{each[key]:.2f}" if key in each else "" for key in ("swap_requests_per_s", "recompute_requests_per_s")),
+        ]
+        for size, each in facts["figure_19_recovery"].items()
+    ]
+
+
+def prediction_rows(facts: dict) -> list[list[str]]:
+    return [
+        [name, what.replace("_", " "), f"{each['measured']:.4g}", f"{each['predicted']:.4g}", f"{each['error']:+.1%}"]
+        for name, run in facts["runs"].items()
+        for what, each in run.items()
+    ]
+
+
+def coarse_rows(facts: dict) -> list[list[str]]:
+    return [
+        [name.replace("_", " "), f"{each['exact']:.4g}", f"{each['coarse']:.4g}", f"{each['error']:+.1%}"]
+        for name, each in facts["coarse"]["errors"].items()
+    ]
+
+
+def speed_rows(facts: dict) -> list[list[str]]:
+    return [
+        [
+            name,
+            f"{each['simulated_s']:.1f}",
+            f"{each['processor_s']:.2f}",
+            f"{each['simulated_s'] / each['processor_s']:.0f}",
+        ]
+        for name, each in facts.items()
+    ]
+
+
+def fleet_rows(facts: dict) -> list[list[str]]:
+    return [
+        [f"{facts['requests']:,}", f"{facts['replicas']}", f"{facts['simulated_s']:.0f}", f"{facts['processor_s']:.0f}"]
+    ]
+
+
+TABLES = {
+    "recovery": (
+        "paper",
+        ["tokens per block", "swap", "recompute", "ratio", "crowd with swap, requests a second", "with recompute"],
+        recovery_rows,
+    ),
+    "prediction": ("prediction", ["requests", "", "measured", "predicted", "error"], prediction_rows),
+    "coarse": ("coarse", ["", "exact", "coarse", "error"], coarse_rows),
+    "speed": ("speed", ["", "simulated seconds", "processor seconds", "simulated seconds a second"], speed_rows),
+    "fleet": ("fleet", ["requests", "replicas", "simulated seconds", "processor seconds"], fleet_rows),
+}
 
 
 def shown(value: float, percent: bool) -> str:
@@ -105,6 +237,8 @@ def shown(value: float, percent: bool) -> str:
 
 
 def markdown(figure: str) -> str:
+    if figure in TABLES and TABLES[figure][0] not in read():
+        return f"**Not recorded yet.** To record it: `python docs/_ext/capacity.py {TABLES[figure][0]}`."
     head, body = rows(figure)
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -139,7 +273,10 @@ def setup(app) -> dict[str, bool]:
 
         def run(self) -> list[nodes.Node]:
             self.env.note_dependency(str(RECORDED))
-            return self.parse_text_to_nodes(markdown(self.arguments[0]))
+            figure = self.arguments[0]
+            name = TABLES[figure][0] if figure in TABLES else None
+            said = f"\n\n{source(name)}" if name in read() and name != "paper" else ""
+            return self.parse_text_to_nodes(markdown(figure) + said)
 
     app.add_directive("capacity-picture", CapacityPicture)
     app.add_directive("capacity-table", CapacityTable)

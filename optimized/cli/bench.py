@@ -139,6 +139,48 @@ def compare(
             side.close()
 
 
+@app.command()
+@plain_errors
+def predicted(
+    workload: Annotated[Path, typer.Argument(help="A line of JSON for each request.")],
+    model: Annotated[
+        str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="The type of the numbers.")] = "auto",
+    load: Annotated[
+        float, typer.Option(help="The second time requests come at this part of the predicted rate.")
+    ] = 0.7,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often it is served; the median counts.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """The planner held against this CPU: what a simulated device foresees, and what the engine does."""
+    from optimized.bench_offline import read_tasks
+    from optimized.bench_predicted import bench_predicted
+    from optimized.checkpoint import load_checkpoint
+    from spec.vocabulary import InvalidConfig
+
+    if not 0.0 < load <= 10.0:
+        raise InvalidConfig("load", load, "more than 0 and at most 10")
+    tasks = read_tasks(workload)
+    checkpoint = load_checkpoint(None if model is None else Path(model))
+    facts = with_status("Measuring", lambda say: bench_predicted(checkpoint, dtype, tasks, load, rounds, say))
+    if as_json:
+        print_json(facts | {"workload": workload.stem})
+        return
+    fit = facts["fit"]
+    typer.echo(
+        f"a step {fit['ms_per_step']:.2f} ms, a token {fit['ms_per_token']:.3f} ms, a sample {fit['ms_per_sample']:.3f} ms, "
+        f"a thousand pairs {fit['ms_per_thousand_pairs']:.3f} ms; median error {fit['median_error']:.1%} of {fit['steps']} steps"
+    )
+    typer.echo(f"{'':<40} {'measured':>10} {'predicted':>10} {'error':>8}")
+    for name, run in facts["runs"].items():
+        for what, each in run.items():
+            label = f"{name}: {what.replace('_', ' ')}"
+            typer.echo(f"{label:<40} {each['measured']:>10.4g} {each['predicted']:>10.4g} {each['error']:>+8.1%}")
+    busy = facts["neighbours"]
+    typer.echo(f"used by others meanwhile: {'not known' if busy is None else f'{busy} CPUs'}")
+
+
 def _show(facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(facts)

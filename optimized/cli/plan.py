@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from optimized.cards import CARDS
 from optimized.cli.guard import plain_errors
 from optimized.cli.printing import JsonOption, print_json, with_bar, with_status
 
@@ -17,7 +18,7 @@ def plan(
         str | None, typer.Option(help="workshop, paper or baselines: known set-ups with known numbers.")
     ] = None,
     model: Annotated[str, typer.Option(help="A model by name, or a config.json.")] = "llama-3-8b",
-    gpu: Annotated[str, typer.Option(help="The card.")] = "h100",
+    gpu: Annotated[str, typer.Option(help=f"The card: {', '.join(CARDS)}.")] = "h100",
     tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1,
     gpu_memory_utilization: Annotated[float, typer.Option(help="The part of the memory that may be used.")] = 0.9,
     block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
@@ -48,7 +49,12 @@ def plan(
     shared_len: Annotated[int, typer.Option(help="Tokens that prompts have in common.")] = 0,
     prefix_share: Annotated[float, typer.Option(help="The part of the requests that have them.")] = 1.0,
     n: Annotated[int, typer.Option("--n", help="Answers to each prompt.")] = 1,
-    swap_space: Annotated[float, typer.Option(help="GiB of host memory for preempted requests.")] = 0.0,
+    preemption_mode: Annotated[
+        str, typer.Option(help="auto, recompute or swap: where preempted requests go while there is room.")
+    ] = "auto",
+    swap_space: Annotated[
+        float | None, typer.Option(help="GiB of host memory for them.", show_default="with swap, as much as the cache")
+    ] = None,
     slo: Annotated[
         str | None,
         typer.Option(help="ttft=SECONDS,tpot=SECONDS for 99 of 100 requests, normalized=SECONDS on average."),
@@ -60,12 +66,12 @@ def plan(
     sweep: Annotated[
         str | None, typer.Option(help="Ask for several values of an option: rate=1:40, block_size=8:64:8, gpu=l4,h100.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a sweep or a preset into FILE.svg or FILE.html.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the answer into FILE.svg or FILE.html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say how many requests fit on a card, how long they wait, and where its cache goes."""
     if plot is not None:
-        _check_plot(plot, drawn=sweep is not None or preset is not None)
+        _check_plot(plot)
     if preset is not None:
         _preset(preset, seeds, plot, as_json)
         return
@@ -93,6 +99,7 @@ def plan(
         shared_len=shared_len,
         prefix_share=prefix_share,
         n=n,
+        preemption_mode=preemption_mode,
         swap_space=swap_space,
         slo=slo,
         seeds=seeds,
@@ -102,6 +109,8 @@ def plan(
     )
     if sweep is None:
         answer = with_status("Simulating", question.answer)
+        if plot is not None:
+            _draw(plot, question.charts(answer), f"{question.model} on {question.gpu}")
         print_json(answer) if as_json else _show(answer)
         return
     several = Sweep.read(sweep)
@@ -111,13 +120,11 @@ def plan(
     print_json(answers) if as_json else _table(several.name, answers)
 
 
-def _check_plot(path: Path, *, drawn: bool) -> None:
+def _check_plot(path: Path) -> None:
     from spec.vocabulary import InvalidConfig
 
     if path.suffix not in (".svg", ".html"):
         raise InvalidConfig("plot", str(path), "a file that ends in .svg or .html")
-    if not drawn:
-        raise InvalidConfig("plot", str(path), "given together with --sweep or --preset")
     if not path.parent.is_dir():
         raise InvalidConfig("plot", str(path), "a file in a folder that exists")
 

@@ -28,6 +28,15 @@ def test_a_plan_answers_in_lines(run: Run, tmp_path: Path) -> None:
     assert "saturation rate" in result.stdout
 
 
+def test_one_answer_is_drawn_and_swapping_needs_no_number(run: Run, tmp_path: Path) -> None:
+    plot = tmp_path / "answer.svg"
+    answer = json.loads(run(*QUICK, "--preemption-mode", "swap", "--plot", plot, "--json").stdout)
+    words = ElementTree.fromstring(plot.read_text()).findtext("{http://www.w3.org/2000/svg}desc")
+    assert words is not None
+    assert f"p99 {answer['ttft_s']['p99']['median']:.4g}" in words
+    assert "Percent of the cache" in words
+
+
 def test_a_sweep_is_a_list_and_its_picture_says_in_words_what_it_shows(run: Run, tmp_path: Path) -> None:
     plot = tmp_path / "sweep.svg"
     answers = json.loads(run(*QUICK, "--sweep", "block_size=16:48:16", "--plot", plot, "--json").stdout)
@@ -69,7 +78,12 @@ def test_a_sweep_of_names_is_a_page_that_asks_nobody(run: Run, tmp_path: Path) -
         (("--sweep", "block_size=0:2"), "block_size is 0, it must be from 1 to"),
         (("--swap-space", "inf"), "swap_space is inf, it must be from 0 to"),
         (("--shared-len", "-1"), "shared_len is -1, it must be from 0 to"),
-        (("--plot", "x.svg"), "plot is 'x.svg', it must be given together with"),
+        (("--preemption-mode", "evict"), "preemption_mode is 'evict', it must be one of auto, recompute, swap"),
+        (("--preemption-mode", "recompute", "--swap-space", "1"), "swap_space is 1.0, it must be left out where"),
+        (
+            ("--prompt-len", "8000", "--output-len", "200"),
+            "prompt_len and output_len is '8000 and 200', it must be together",
+        ),
         (("--plot", "x.png", "--sweep", "rate=1:2"), "plot is 'x.png', it must be a file that ends in .svg"),
         (("--plot", "nowhere/x.svg", "--sweep", "rate=1:2"), "plot is 'nowhere/x.svg', it must be a file in a folder"),
         (("--seeds", "0"), "seeds is 0, it must be from 1 to 1000"),

@@ -21,6 +21,7 @@ from optimized.paper import (
     saved_by_samples,
     shares_in_use,
 )
+from optimized.simulated_beams import saved_by_beams as beam_savings
 from optimized.simulated_device import SimulatedDevice
 from optimized.simulation import Replica, simulate
 from optimized.workload import Arrival
@@ -55,7 +56,11 @@ def test_the_pictures_say_their_numbers() -> None:
         "figure_2_share_of_the_cache_in_use": {name: beside(0.5, 0.25) for name in KINDS},
         "figure_18_block_sizes": {"16": {"ShareGPT_wasted": 0.04, "Alpaca_wasted": 0.2}},
     }
-    bars, curves = charts(facts)
+    facts["figure_18_block_sizes"]["16"] |= {f"{name}_table_entries": 5 for name in MEANS}
+    facts["figure_19_recovery"] = {"16": {"swap_s": 0.5, "recompute_s": 0.25}}
+    bars, curves, tables, back = charts(facts)
+    assert "ShareGPT: 5 at 16." in describe(tables)
+    assert "swap: 0.5 at 16. recompute: 0.25 at 16." in describe(back)
     assert "paged, published 50, paged, ours 25." in describe(bars)
     assert "ShareGPT: 4 at 16. Alpaca: 20 at 16." in describe(curves)
     row = {"requests_that_fit": 7, "requests_per_s": 1.0, "largest_rate": 0.5}
@@ -78,6 +83,22 @@ def test_figure_2_comes_out_of_the_allocations() -> None:
 def test_figure_15_more_samples_save_more() -> None:
     saved = [each["ours"] for each in saved_by_samples().values()]
     assert 0.06 < saved[0] < saved[1] < saved[2] < 0.15
+
+
+def test_figure_15_what_beams_share() -> None:
+    """A beam step of two that come from one and the same: all blocks but the tails are shared."""
+    config = Config(num_blocks=64, block_size=4, max_model_len=256)
+    few, many = (beam_savings(config, [Arrival(0.0, 20, 30)], width, 10.0) for width in (2, 4))
+    assert 0.3 < few < 0.5 < many < 0.75
+    assert few == beam_savings(config, [Arrival(0.0, 20, 30)], 2, 10.0)
+    assert beam_savings(config, [Arrival(0.0, 20, 30)], 1, 10.0) == 0.0
+
+
+def test_figure_19_small_blocks_make_swapping_slow_and_recomputing_no_slower() -> None:
+    devices = [deployment(block_size=size).replica().device for size in (1, 16, 256)]
+    swaps = [512 // size * device.swap_seconds for size, device in zip((1, 16, 256), devices, strict=True)]
+    assert swaps[0] > 10 * swaps[1] > 10 * swaps[2] > 0.0
+    assert len({device.pass_seconds(512, 1, 512 * 513 // 2, 512) for device in devices}) == 1
 
 
 def test_what_the_book_recorded_comes_out_again() -> None:

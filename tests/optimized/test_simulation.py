@@ -356,12 +356,15 @@ def test_a_workload_file_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "load.jsonl"
     lines = [
         {"prompt_token_ids": [1, 2, 3], "max_tokens": 5, "n": 1, "arrival_s": 2.5},
-        {"prompt_len": 70, "max_tokens": 9},
+        {"prompt_len": 60, "max_tokens": 9},
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
-    assert read_arrivals(path, 64) == [Arrival(0.0, 63, 1), Arrival(2.5, 3, 5)]
+    assert read_arrivals(path, 64) == [Arrival(0.0, 60, 4), Arrival(2.5, 3, 5)]
     path.write_text(json.dumps(lines[0]) + '\n{"prompt_len": 0, "max_tokens": 3}')
     with pytest.raises(InvalidConfig, match="prompt_len in load.jsonl line 2 is 0"):
+        read_arrivals(path, 64)
+    path.write_text('{"prompt_len": 64, "max_tokens": 3}')
+    with pytest.raises(InvalidConfig, match=r"prompt_len in load.jsonl line 1 is 64, it must be below max_model_len"):
         read_arrivals(path, 64)
     path.write_text("{")
     with pytest.raises(InvalidConfig, match="load.jsonl line 1"):

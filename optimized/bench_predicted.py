@@ -1,0 +1,202 @@
+"""The planner held against this machine: a workload served by the engine on a real device, and what a simulated one foresaw.
+
+The simulated device knows four numbers of the real one, fitted on a handful of steps that are measured before: what a
+step costs at all, for each token, for each sample, and for each pair of a query and a key.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimized.bench_compare import MOST_BUSY, busy_s
+from optimized.bench_offline import Task
+from optimized.checkpoint import Checkpoint
+from optimized.device import Sampled
+from optimized.model_core import EngineArgs, TorchCore
+from optimized.plan import Plan
+from optimized.planner import Facts, percentile
+from optimized.simulated_device import ModelCost, Rates, SimulatedDevice, num_pairs_of
+from optimized.simulation import Replica, simulate
+from optimized.workload import Arrival
+from spec.vocabulary import Config, InvalidConfig, Request
+
+GROUPS = ((1, 32), (1, 256), (4, 64), (8, 128), (16, 32), (32, 48), (64, 16))
+"""What is measured before: so many requests at once, with prompts of so many tokens. Each step of theirs is one measurement."""
+GROUP_OUTPUT = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step on the real device: what it had to do, and how long it took from its schedule to its commit."""
+
+    num_tokens: int
+    num_samples: int
+    num_pairs: int
+    seconds: float
+
+
+class TimedCore(TorchCore):
+    """An engine core that can say what its last step had to do."""
+
+    last_plan = Plan(-1)
+
+    def run(self, plan: Plan) -> Sequence[Sampled]:
+        self.last_plan = plan
+        return super().run(plan)
+
+    def timed_step(self) -> tuple[Measured, list[int]]:
+        """A step, and who got a token."""
+        before = time.perf_counter()
+        outcome = self.step()
+        seconds = time.perf_counter() - before
+        plan = self.last_plan
+        return Measured(plan.num_tokens, len(plan.sample_rows), num_pairs_of(plan), seconds), list(outcome.seq_ids)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Seconds for a step, a token, a sample and a pair; ``median_error`` is that of the steps it was fitted on."""
+
+    step_s: float
+    token_s: float
+    sample_s: float
+    pair_s: float
+    num_steps: int
+    median_error: float
+
+    @staticmethod
+    def of(steps: Sequence[Measured]) -> Fit:
+        """Least squares of the relative errors; no cost is below 0, since waiting is all that a device can do for nothing."""
+        work = np.array([[1, each.num_tokens, each.num_samples, each.num_pairs] for each in steps], dtype=float)
+        seconds = np.array([each.seconds for each in steps])
+        scaled, costs, kept = work / seconds[:, None], np.zeros(4), [0, 1, 2, 3]
+        while kept:
+            found = np.linalg.lstsq(scaled[:, kept], np.ones(len(steps)), rcond=None)[0]
+            if (found >= 0.0).all():
+                costs[kept] = found
+                break
+            kept.pop(int(found.argmin()))
+        errors = np.abs(work @ costs / seconds - 1.0)
+        step_s, token_s, sample_s, pair_s = costs.tolist()
+        return Fit(step_s, token_s, sample_s, pair_s, len(steps), float(np.median(errors)))
+
+    def device(self, block_size: int) -> SimulatedDevice:
+        """Its unit of work is a second, so that it does one a second, and memory is part of what tokens and pairs cost."""
+        cost = ModelCost("fitted", 0.0, 0, self.token_s, self.sample_s, self.pair_s, 0.0, 0.0, 1)
+        return SimulatedDevice(cost, Rates(1.0, math.inf, self.step_s, math.inf), block_size)
+
+
+def calibrate(core: TimedCore, vocab_size: int, say: Say = lambda _: None) -> Fit:
+    """Measure the steps of the groups, twice each after one that does not count, and fit."""
+    steps, random, number = list[Measured](), np.random.default_rng(0), 0
+    limits = core.config
+    for index, (count, length) in enumerate((GROUPS[0], *GROUPS, *GROUPS)):
+        say(f"group {index} of {2 * len(GROUPS)}")
+        length = min(length, limits.max_model_len - GROUP_OUTPUT)
+        for _ in range(min(count, limits.max_num_seqs)):
+            _add(core, Task(random.integers(vocab_size, size=length).tolist(), GROUP_OUTPUT), number)
+            number += 1
+        while core.core.has_work:
+            step, _ = core.timed_step()
+            if index:
+                steps.append(step)
+    return Fit.of(steps)
+
+
+def serve(core: TimedCore, tasks: Sequence[Task], first_id: int) -> tuple[float, list[float]]:
+    """Seconds until all are served, and from each arrival to the first token."""
+    coming, firsts = list(reversed(list(enumerate(tasks, start=first_id)))), dict[int, float]()
+    started = time.perf_counter()
+    while coming or core.core.has_work:
+        now = time.perf_counter() - started
+        while coming and coming[-1][1].arrival_s <= now:
+            number, task = coming.pop()
+            _add(core, task, number)
+        if not core.core.has_work:
+            time.sleep(max(0.0, coming[-1][1].arrival_s - now))
+            continue
+        _, seq_ids = core.timed_step()
+        for seq_id in seq_ids:
+            firsts.setdefault(seq_id, time.perf_counter() - started - tasks[seq_id - first_id].arrival_s)
+    return time.perf_counter() - started, list(firsts.values())
+
+
+def foresee(config: Config, tasks: Sequence[Task], fit: Fit) -> tuple[float, list[float]]:
+    """The same from the simulated device, under the same limits."""
+    replica = Replica(config, fit.device(config.block_size))
+    arrivals = [Arrival(task.arrival_s, len(task.prompt_token_ids), task.max_tokens) for task in tasks]
+    run = simulate(arrivals, replica)
+    return run.end_s, [each.first_token_s for each in run.served]
+
+
+def bench_predicted(
+    checkpoint: Checkpoint, dtype: str, tasks: Sequence[Task], load: float, rounds: int, say: Say = lambda _: None
+) -> Facts:
+    """Fit, foresee and serve: all requests at once, and as they come at random at ``load`` times the rate that was foreseen for
+    all at once. Of several rounds the median counts."""
+    if any(task.n != 1 for task in tasks):
+        raise InvalidConfig("n", max(task.n for task in tasks), "1: what is predicted is one answer to each prompt")
+    core = TimedCore(checkpoint, EngineArgs(enable_prefix_caching=False, dtype=dtype, device="cpu"))
+    fit = calibrate(core, checkpoint.config.vocab_size, say)
+    at_once = [Task(task.prompt_token_ids, task.max_tokens) for task in tasks]
+    rate = load * len(tasks) / foresee(core.config, at_once, fit)[0]
+    times = np.random.default_rng(0).exponential(1.0 / rate, len(tasks)).cumsum().tolist()
+    as_they_come = [
+        Task(task.prompt_token_ids, task.max_tokens, 1, at_s) for task, at_s in zip(tasks, times, strict=True)
+    ]
+    begin_s, begin_busy_s = time.perf_counter(), busy_s()
+    runs = {}
+    for name, these in (("all at once", at_once), (f"{rate:.2f} requests a second", as_they_come)):
+        served = []
+        for number in range(rounds):
+            say(f"{name}, round {number + 1} of {rounds}")
+            served.append(serve(core, these, first_id=1_000_000))
+        runs[name] = _beside(these, served, foresee(core.config, these, fit))
+    end_busy_s = busy_s()
+    neighbours = None
+    if begin_busy_s is not None and end_busy_s is not None:
+        neighbours = round(max(0.0, (end_busy_s - begin_busy_s) / (time.perf_counter() - begin_s)), 3)
+    return {
+        "model": checkpoint.name,
+        "requests": len(tasks),
+        "tokens_out": sum(task.max_tokens for task in tasks),
+        "rounds": rounds,
+        "fit": {
+            "steps": fit.num_steps,
+            "ms_per_step": 1e3 * fit.step_s,
+            "ms_per_token": 1e3 * fit.token_s,
+            "ms_per_sample": 1e3 * fit.sample_s,
+            "ms_per_thousand_pairs": 1e6 * fit.pair_s,
+            "median_error": fit.median_error,
+        },
+        "runs": runs,
+        "neighbours": neighbours,
+        "quiet": None if neighbours is None else neighbours <= MOST_BUSY,
+    }
+
+
+def _beside(
+    tasks: Sequence[Task], served: Sequence[tuple[float, list[float]]], foreseen: tuple[float, list[float]]
+) -> Facts:
+    num_out = sum(task.max_tokens for task in tasks)
+
+    def both(measured: float, predicted: float) -> dict[str, float]:
+        return {"measured": measured, "predicted": predicted, "error": predicted / measured - 1.0}
+
+    seconds = statistics.median([each for each, _ in served])
+    facts = {"tokens_out_per_s": both(num_out / seconds, num_out / foreseen[0])}
+    for percent in (50, 90):
+        measured = statistics.median([percentile(firsts, percent) for _, firsts in served])
+        facts[f"ttft_p{percent}_s"] = both(measured, percentile(foreseen[1], percent))
+    return facts
+
+
+def _add(core: TimedCore, task: Task, number: int) -> None:
+    core.add(Request(number, tuple(task.prompt_token_ids), task.max_tokens, (number,)), task.params, seed=0)
