@@ -16,7 +16,9 @@ def plan(
     preset: Annotated[
         str | None, typer.Option(help="workshop, paper or baselines: known set-ups with known numbers.")
     ] = None,
-    model: Annotated[str, typer.Option(help="A model by name, or a config.json; a wrong name lists them all.")] = "llama-3-8b",
+    model: Annotated[
+        str, typer.Option(help="A model by name, or a config.json; a wrong name lists them all.")
+    ] = "llama-3-8b",
     gpu: Annotated[str, typer.Option(help="The card; a wrong name lists them all.")] = "h100",
     tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1,
     gpu_memory_utilization: Annotated[float, typer.Option(help="The part of the memory that may be used.")] = 0.9,
