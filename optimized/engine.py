@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from optimized.device import Device, Sampled
+from optimized.kv_events import KvEvent, KvEvents
 from optimized.one_by_one import in_batches
 from optimized.plan import Plan, live_part
 from optimized.scheduler import Scheduler
@@ -80,6 +81,11 @@ class EngineCore:
     def reset_cache(self) -> bool:
         """Empty the prefix cache, if no block of it is in use."""
         return self._settle(self.scheduler.reset_cache, Reset())
+
+    def tell_kv_events(self, tell: Callable[[KvEvent], None]) -> None:
+        """From now on the caller hears what is stored in the prefix cache, removed, and cleared. Without a cache, nothing."""
+        if self.scheduler.cache is not None:
+            self.scheduler.cache.listener = KvEvents(tell, self.config.block_size, self.config.window)
 
     def schedule(self) -> Plan:
         """The first third of a step: what to compute. An earlier one may still be on the device."""

@@ -97,6 +97,10 @@ class LLM:
         """What the cache has done so far."""
         return self._core.stats()
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing changes, while one of its blocks is in use."""
+        return self._core.reset_cache()
+
     # --- all at once --------------------------------------------------------------------------------------------------
 
     def generate(
@@ -214,7 +218,7 @@ class LLM:
         params = sampling_params or SamplingParams()
         made = self._make(request_id, *self._read(prompt), params, priority=priority, cache_salt=cache_salt)
         self._core.check(made[0], made[2])
-        self._add(*made)
+        self._add(made)
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine: the requests that got tokens or ended, as they stand now."""
@@ -269,7 +273,7 @@ class LLM:
                     error.add_note(f"This is about prompt {several.index(each) + 1} of {len(several)}.")
                 raise
         for each_made in made:
-            self._add(*each_made)
+            self._add(each_made)
         with progress_bar(len(made), use_tqdm) as bar:
             self._finish_all(bar)
         return [each[1].shown() for each in made]
@@ -425,14 +429,8 @@ class LLM:
         room = config.num_blocks // params.n * config.block_size + 1
         return max(1, min(config.max_model_len, room) - num_prompt_tokens)
 
-    def _add(
-        self,
-        request: Request,
-        opened: OpenRequest,
-        params: SamplingParams,
-        bad_words: BadWords,
-        grammar: Grammar | None,
-    ) -> None:
+    def _add(self, made: Made) -> None:
+        request, opened, params, bad_words, grammar = made
         seed = params.seed if params.seed is not None else derived_seed(self.seed, request.request_id)
         self._core.add(request, params, seed, bad_words, grammar)
         self._num_requests = request.request_id + 1

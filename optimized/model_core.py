@@ -205,6 +205,10 @@ class ModelCore(Protocol):
         """Whatever this sequence would say is of no interest."""
         ...
 
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache, if no block of it is in use."""
+        ...
+
     def restart(self) -> None:
         """Be like new, with the same model: no request, no block and no cached prefix survives."""
         ...
@@ -359,6 +363,9 @@ class TorchCore:
     def release(self, seq_id: SeqId) -> None:
         self.core.release(seq_id)
         self._forget([seq_id])
+
+    def reset_cache(self) -> bool:
+        return self.core.reset_cache()
 
     def stats(self) -> Stats:
         scheduler = self.core.scheduler

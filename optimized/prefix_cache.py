@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from struct import error, pack, unpack
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -57,7 +57,23 @@ class Record:
             mine, theirs = mine.parent, theirs.parent
         return mine is theirs
 
+    def tokens(self, block_size: int) -> Prefix:
+        """The tokens of the block alone."""
+        return unpack(
+            f"<{len(self.packed) // 4}I" if len(self.packed) <= 4 * block_size else f"<{block_size}q", self.packed
+        )
+
     __hash__ = None  # type: ignore[assignment]  # records are found by digest
+
+
+class CacheListener(Protocol):
+    """Hears what can be found in a prefix cache, and what no longer can."""
+
+    def stored(self, records: Sequence[Record]) -> None: ...
+
+    def removed(self, records: Sequence[Record]) -> None: ...
+
+    def cleared(self) -> None: ...
 
 
 class PrefixCache:
@@ -75,6 +91,7 @@ class PrefixCache:
         self.block_size = block_size
         self.of_block: list[Record | None] = [None] * num_blocks
         self.num_cached = 0
+        self.listener: CacheListener | None = None
         self._by_digest: dict[bytes, Record] = {}
         self._hash_of = hash_of
         self._num_bytes = 4 * block_size
@@ -131,6 +148,9 @@ class PrefixCache:
                 chain[index].child = record
                 published.append(index)
         self.num_cached += len(published)
+        if self.listener is not None:
+            for _, run in groupby(enumerate(published), lambda pair: pair[1] - pair[0]):
+                self.listener.stored([chain[index + 1] for _, index in run])
         return published
 
     def is_lost(self, chain: list[Record], index: int) -> bool:
@@ -140,6 +160,19 @@ class PrefixCache:
 
     def evict(self, blocks: Sequence[BlockId]) -> None:
         """The blocks can no longer be found, those that could. O(blocks)."""
+        if self.listener is not None:
+            gone = [record for record in map(self.of_block.__getitem__, blocks) if record is not None]
+            if gone:
+                self.listener.removed(gone)
+        self._forget(blocks)
+
+    def clear(self) -> None:
+        """Nothing can be found any more. O(cached blocks)."""
+        self._forget(self.cached_blocks())
+        if self.listener is not None:
+            self.listener.cleared()
+
+    def _forget(self, blocks: Sequence[BlockId]) -> None:
         of_block = self.of_block
         for block in blocks:
             record = of_block[block]
@@ -160,7 +193,7 @@ class PrefixCache:
             raise KeyError(block)
         parts = list[Prefix]()
         while record.parent is not None:
-            parts.append(_unpack(record.packed, self.block_size))
+            parts.append(record.tokens(self.block_size))
             record = record.parent
         return CacheKey(tuple(token for part in reversed(parts) for token in part), record.packed.decode())
 
@@ -225,7 +258,3 @@ def _pack(tokens: Sequence[Token]) -> bytes:
         return pack(f"<{len(tokens)}I", *tokens)
     except error:
         return pack(f"<{len(tokens)}q", *tokens)
-
-
-def _unpack(packed: bytes, block_size: int) -> Prefix:
-    return unpack(f"<{len(packed) // 4}I" if len(packed) <= 4 * block_size else f"<{block_size}q", packed)

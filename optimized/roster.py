@@ -149,10 +149,9 @@ class Roster:
     def reset_cache(self) -> bool:
         """The prefix cache is emptied; False, and nothing changes, while one of its blocks is in use. O(cached)."""
         if self.cache is not None:
-            blocks = self.cache.cached_blocks()
-            if self.pool.num_in_use(blocks):
+            if self.pool.num_in_use(self.cache.cached_blocks()):
                 return False
-            self.cache.evict(blocks)
+            self.cache.clear()
         if self._emit is not None:
             self._emit(Reset())
         return True

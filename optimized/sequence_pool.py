@@ -216,7 +216,7 @@ class SequencePool:
         if self.pool.num_in_use(blocks):
             return Admission.LATER
         if self.cache is not None:
-            self.cache.evict(blocks)
+            self.cache.clear()
         return (Reset(),)
 
     def rollback(self, seq: SeqId, num_tokens: int) -> tuple[Event, ...]:

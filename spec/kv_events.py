@@ -37,7 +37,7 @@ class StreamViolation(Exception):
     def __init__(self, rule: Rule, event: str, before: str, now: str) -> None:
         lines = [
             f"{rule.id} does not hold: {rule.sentence}",
-            "  engine    vllm",
+            "  engine    unknown: a stream of KV events",
             f"  event     {event}",
             f"  before    {before}",
             f"  now       {now}",

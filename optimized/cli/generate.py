@@ -74,6 +74,9 @@ def generate(
         typer.Option(help="Judge every event: sampled by counters, every-step by every rule in a cache of 256 blocks."),
     ] = SelfCheck.OFF,
     trace: Annotated[Path | None, typer.Option(help="Write the engine's events to this file.")] = None,
+    kv_events: Annotated[
+        Path | None, typer.Option(help="Write what the prefix cache stores and removes to this file, as vLLM tells it.")
+    ] = None,
 ) -> None:
     """Answer prompts with a model, out of a paged KV cache."""
     from optimized.model_core import EngineArgs
@@ -82,8 +85,11 @@ def generate(
 
     if engine not in ("optimized", "reference"):
         raise InvalidConfig("engine", engine, "optimized or reference")
-    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
-        raise InvalidConfig("trace", str(trace), "a file in a folder that is there")
+    for name, file in (("trace", trace), ("kv_events", kv_events)):
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise InvalidConfig(name, str(file), "a file in a folder that is there")
+    if kv_events is not None and (engine == "reference" or not prefix_caching):
+        raise InvalidConfig("kv_events", str(kv_events), "left out with the reference engine or without a prefix cache")
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
     params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
@@ -103,7 +109,7 @@ def generate(
     }
     EngineArgs(**engine_args)  # refuses what makes no sense before a model is fetched
     started = time.perf_counter()
-    with Watch(engine, self_check, trace) as watch:
+    with Watch(engine, self_check, trace, kv_events) as watch:
         llm = _load(model, engine_args, watch)
         requests = [prompt if raw else llm.chat_prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
         loaded = time.perf_counter()
@@ -139,6 +145,8 @@ def _load(model: str | None, engine_args: dict[str, Any], watch: Watch) -> LLM:
     watching: dict[str, Any] = {"make_observer": watch.make_observer} if watch.is_wanted else {}
     if watch.engine == "reference":
         watching["make_core"] = ReferenceCore
+    elif watch.kv_events is not None:
+        watching["make_core"] = watch.make_core
     return LLM(model, **engine_args, **watching)
 
 

@@ -110,6 +110,9 @@ class ReferenceCore:
     def release(self, seq_id: SeqId) -> None:
         self._engine.release(seq_id)
 
+    def reset_cache(self) -> bool:
+        return self._engine.engine.reset_cache()
+
     def stats(self) -> Stats:
         return Stats(
             blocks_prompt_shared=self._peak_shared,

@@ -33,7 +33,8 @@ def check(
 ) -> None:
     """Judge every event of a log by the rules that need only counters, or by all of them.
 
-    A file of vLLM's published KV events is known by its first line, and judged by the rules of the prefix cache.
+    A file of published KV events (vLLM's, or those of --kv-events) is known by its first line, and judged by the rules of
+    the prefix cache.
     """
     import spec.replay  # noqa: F401  enters the rules
     from spec.kv_events import is_stream
@@ -78,7 +79,7 @@ def _check_stream(file: Path, as_json: bool) -> None:
     from spec.rules import RULES
 
     monitor = StreamMonitor()
-    verdict: dict[str, object] = {"engine": "vllm", "num_rules": len(RULES), "num_rules_judged": len(JUDGED)}
+    verdict: dict[str, object] = {"engine": None, "num_rules": len(RULES), "num_rules_judged": len(JUDGED)}
     try:
         with file.open("rb") as source:
             monitor.follow(source, str(file))
@@ -93,7 +94,7 @@ def _check_stream(file: Path, as_json: bool) -> None:
         print_json({**verdict, "num_events": monitor.num_events, "broken": None, "report": None})
     else:
         names = f"{', '.join(JUDGED)}, of {len(RULES)} rules"
-        typer.echo(f"{monitor.num_events:,} KV events of vLLM: those that a stream can break hold ({names})")
+        typer.echo(f"{monitor.num_events:,} KV events: those rules hold that such a stream can break ({names})")
 
 
 @app.command()

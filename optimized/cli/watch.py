@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
+    from optimized.checkpoint import Checkpoint
+    from optimized.model_core import EngineArgs, MakeObserver, TorchCore
     from spec.batches import Computed
     from spec.choices import Choices
     from spec.engine import Observer
@@ -33,11 +35,13 @@ _EARLY = {1 << n for n in range(6)}
 class Watch:
     """Makes the observer of an engine, and closes what it opened."""
 
-    def __init__(self, engine: str, self_check: SelfCheck, trace: Path | None) -> None:
+    def __init__(self, engine: str, self_check: SelfCheck, trace: Path | None, kv_events: Path | None = None) -> None:
         self.engine = engine
         self.self_check = self_check
         self.trace = trace
+        self.kv_events = kv_events
         self._writer: Writer | None = None
+        self._kv_log: TextIO | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -60,12 +64,27 @@ class Watch:
             observers.append(Follower(config, self.engine, choices))
         return observers[0] if len(observers) == 1 else Several(config.block_size, observers)
 
+    def make_core(
+        self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None
+    ) -> TorchCore:
+        """An engine whose prefix cache writes its KV events down."""
+        from optimized.kv_events import write_kv_events
+        from optimized.model_core import TorchCore
+
+        core = TorchCore(checkpoint, args, make_observer)
+        if self.kv_events is not None:
+            self._kv_log = self.kv_events.open("w", encoding="utf-8")
+            core.core.tell_kv_events(write_kv_events(self._kv_log))
+        return core
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._writer is not None:
             self._writer.close()
+        if self._kv_log is not None:
+            self._kv_log.close()
 
 
 def _choices_of(engine: str) -> Choices:

@@ -91,6 +91,15 @@ def test_a_judged_run_is_like_any_other_and_leaves_a_log(
     assert f" events of {engine}: every one of " in run("trace", "check", log, "--full").stdout
 
 
+def test_the_prefix_cache_tells_what_it_stores(run: Run, tiny_path: Path, tmp_path: Path) -> None:
+    log = tmp_path / "kv.jsonl"
+    options = ("one", "two", "one", "--model", tiny_path, "--max-tokens", 20, "--block-size", 4)
+    told = answer(run, *options, "--num-gpu-blocks-override", 9, "--kv-events", log)
+    assert told["outputs"] == answer(run, *options)["outputs"]
+    assert "BlockRemoved" in log.read_text()
+    assert " KV events: those rules hold that " in run("trace", "check", log).stdout
+
+
 def test_a_run_that_is_judged_by_counters_keeps_its_cache(run: Run, tiny_path: Path, tmp_path: Path) -> None:
     options = ("one", "--model", tiny_path, "--max-tokens", 20, "--num-gpu-blocks-override", 300)
     judged = answer(run, *options, "--self-check", "sampled", "--trace", tmp_path / "log")
@@ -151,6 +160,11 @@ def test_an_answer_without_a_limit_is_as_long_as_fits(run: Run, tiny_path: Path)
         (("--kv-cache-memory-bytes", 9), "kv_cache_memory_bytes is 9, it must be at least one block, 4,096 bytes"),
         (("--seed", -1), "seed is -1, it must be a whole number, at least 0"),
         (("--trace", "/no/such/folder/log"), "it must be a file in a folder that is there"),
+        (("--kv-events", "/no/such/folder/log"), "it must be a file in a folder that is there"),
+        (
+            ("--kv-events", "log", "--no-enable-prefix-caching"),
+            "kv_events is 'log', it must be left out with the reference engine or without a prefix cache",
+        ),
         (
             ("--model", "no-such-model"),
             "there is no file or folder 'no-such-model': pass a .gguf file or a folder with",
