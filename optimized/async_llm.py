@@ -136,10 +136,12 @@ class AsyncLLM:
         """Give a request up: its stream ends with what there is, ``finish_reason`` ``"abort"``. Unknown ids are ignored."""
         self._engine.post(Abort(request_id))
 
-    async def chat_prompt(self, messages: Conversation, add_generation_prompt: bool = True) -> Prompt:
+    async def chat_prompt(
+        self, messages: Conversation, add_generation_prompt: bool = True, tools: Conversation | None = None
+    ) -> Prompt:
         """A conversation as a prompt for ``generate``."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, self.llm.chat_prompt, messages, add_generation_prompt)
+        return await loop.run_in_executor(self._reader, self.llm.chat_prompt, messages, add_generation_prompt, tools)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[Token]:
         """The token ids of a text. Raises ``InvalidRequest`` where there is no tokenizer."""

@@ -157,7 +157,13 @@ class Checkpoint:
 
         return {name: tensor.to(torch.float32).numpy() for name, tensor in self.tensors.items()}
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The text of a conversation in the model's chat template; encode it without adding special tokens."""
         from optimized.chat_template import BadTemplate, render
 
@@ -172,6 +178,7 @@ class Checkpoint:
             messages,
             self.chat_template,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
             bos_token=bos or "",
             eos_token=eos or "",
         )

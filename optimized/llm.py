@@ -184,9 +184,11 @@ class LLM:
             outputs = [CompletionOutput(0, "", [], "error", search.failure)]
         return RequestOutput(name, prompt, token_ids, outputs, finished=True)
 
-    def chat_prompt(self, messages: Conversation, add_generation_prompt: bool = True) -> Prompt:
-        """A conversation as a prompt for ``add_request``."""
-        text, token_ids = self._read_chat(messages, add_generation_prompt)
+    def chat_prompt(
+        self, messages: Conversation, add_generation_prompt: bool = True, tools: Conversation | None = None
+    ) -> Prompt:
+        """A conversation as a prompt for ``add_request``; the template may tell the model what ``tools`` there are."""
+        text, token_ids = self._read_chat(messages, add_generation_prompt, tools)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     # --- step by step -------------------------------------------------------------------------------------------------
@@ -311,9 +313,11 @@ class LLM:
             token_ids = self.encode(text or "", add_special_tokens=True)
         return text, self._checked_ids(token_ids)
 
-    def _read_chat(self, messages: Conversation, add_generation_prompt: bool) -> tuple[str, list[Token]]:
+    def _read_chat(
+        self, messages: Conversation, add_generation_prompt: bool, tools: Conversation | None = None
+    ) -> tuple[str, list[Token]]:
         """The text of a conversation, which names its special tokens itself, and its token ids."""
-        text = self.checkpoint.chat_text(messages, add_generation_prompt=add_generation_prompt)
+        text = self.checkpoint.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return text, self._checked_ids(self.encode(text, add_special_tokens=False))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[Token]:

@@ -238,12 +238,12 @@ def demand_number(field: str, value: Any, least: float, most: float) -> None:
 class NoToken(ArithmeticError):
     """There is no token to choose for one row; only its sequence is concerned."""
 
-    BEGINNING = "the largest logit is"
-    """How the sentence begins, if the logits are no numbers."""
-
 
 class BadLogits(NoToken):
     """The numbers of one row leave no token."""
+
+    BEGINNING = "the largest logit is"
+    """How the sentence begins, if the logits are no numbers."""
 
     def __init__(self, largest: float, num_nan: int) -> None:
         why = f"{self.BEGINNING} {largest}, {num_nan} logits are NaN"

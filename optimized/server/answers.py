@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from optimized.outputs import CompletionOutput, RequestOutput
 from optimized.sampling import Logprob
+from optimized.server.tools import ToolCall, tool_call
 
 
 class PromptTokensDetails(BaseModel):
@@ -80,8 +81,9 @@ class ChatMessage(BaseModel):
     """The answer of the model."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -148,6 +150,15 @@ class Version(BaseModel):
     """Which kvproof this is."""
 
     version: str
+
+
+def said_of(output: CompletionOutput, calls: bool) -> tuple[ChatMessage, str | None]:
+    """What an answer of a chat says, a text or a tool call, and why it ended."""
+    if not calls:
+        return ChatMessage(content=output.text), output.finish_reason
+    call, is_cut = tool_call(output.text)
+    message = ChatMessage(content=None, tool_calls=None if call is None else [call])
+    return message, output.finish_reason if is_cut else "tool_calls"
 
 
 def usage_of(outputs: list[RequestOutput]) -> Usage:

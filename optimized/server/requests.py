@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from optimized.sampling import SamplingParams
 from optimized.server.errors import RequestError, unsupported
 from optimized.server.limits import Limits
+from optimized.server.structure import ResponseFormat, StructuredOutputs, structure_of
+from optimized.server.tools import SaidCall, Tool, ToolChoice, call_of_one, callable_tools
+from optimized.structured_outputs import StructuredOutputsParams
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
 Prompts: TypeAlias = str | list[str] | list[TokenId] | list[list[TokenId]]
@@ -44,13 +47,6 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class ResponseFormat(BaseModel):
-    """Text is the only one."""
-
-    model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
-
-
 class SamplingFields(BaseModel):
     """What both kinds of completions may ask of sampling."""
 
@@ -69,6 +65,7 @@ class SamplingFields(BaseModel):
     logit_bias: dict[str, Finite] | None = None
     response_format: ResponseFormat | None = None
     # vLLM's own
+    structured_outputs: StructuredOutputs | None = None
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_p: Finite | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: Finite | None = Field(None, ge=0.01, le=100.0)
@@ -122,6 +119,10 @@ class SamplingFields(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise RequestError(400, "invalid_value", "stream_options is for streams only", "stream_options")
 
+    def structure(self) -> StructuredOutputsParams | None:
+        """What answers look like. Raises ``InvalidField``."""
+        return structure_of(self.response_format, self.structured_outputs)
+
     def sampling(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """The parameters for the engine. Raises ``InvalidField``."""
         given: dict[str, Any] = {  # fields of SamplingParams
@@ -131,6 +132,7 @@ class SamplingFields(BaseModel):
             given["seed"] = self.seed % (1 << 64)
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(text): bias for text, bias in self.logit_bias.items()}
+        given["structured_outputs"] = self.structure()
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
@@ -183,6 +185,10 @@ class Message(BaseModel):
     content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: None = None
+    tool_calls: list[SaidCall] | None = Field(None, max_length=64)
+    tool_call_id: str | None = None
+    # The content once more, as openai-python has read it.
+    parsed: Any = None
 
     @property
     def text(self) -> str:
@@ -190,6 +196,15 @@ class Message(BaseModel):
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it."""
+        said: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            said["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            said["tool_call_id"] = self.tool_call_id
+        return said
 
 
 class TextPart(BaseModel):
@@ -208,17 +223,16 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
     add_generation_prompt: bool | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
     def check(self) -> None:
         """Raise for what would have to be ignored."""
         self.check_stream()
-        if self.tools:
-            raise unsupported("tools", "are not supported")
-        if self.tool_choice not in (None, "none"):
-            raise unsupported("tool_choice", "is not supported")
+        tools = callable_tools(self.tools, self.tool_choice)
+        if tools and (super().structure() is not None or self.stop):
+            raise RequestError(400, "invalid_value", "a tool call has no other form and no other end", "tool_choice")
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
 
@@ -227,9 +241,22 @@ class ChatRequest(SamplingFields):
         """The newer field wins."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
-    def conversation(self) -> list[dict[str, str]]:
+    @property
+    def calls(self) -> bool:
+        """Whether answers are tool calls."""
+        return bool(callable_tools(self.tools, self.tool_choice))
+
+    def structure(self) -> StructuredOutputsParams | None:
+        tools = callable_tools(self.tools, self.tool_choice)
+        return call_of_one(tools) if tools else super().structure()
+
+    def conversation(self) -> list[dict[str, Any]]:
         """The messages for the chat template."""
-        return [{"role": each.role, "content": each.text} for each in self.messages]
+        return [each.for_template() for each in self.messages]
+
+    def told_tools(self) -> list[dict[str, Any]] | None:
+        """The tools for the chat template, if the model may call one."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.calls else None
 
 
 class TokenizeRequest(BaseModel):

@@ -15,19 +15,20 @@ import msgspec
 
 from optimized.async_llm import AsyncLLM
 from optimized.engine_thread import EngineBusy
+from optimized.grammar import STOPPED
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Prompt
 from optimized.sampling import BadLogits, SamplingParams
 from optimized.server.answers import (
     ChatAnswer,
     ChatChoice,
-    ChatMessage,
     CompletionAnswer,
     CompletionChoice,
     Usage,
     chat_logprobs,
     completion_logprobs,
     echoed,
+    said_of,
     usage_of,
 )
 from optimized.server.errors import ErrorBody, RequestError, told
@@ -35,6 +36,7 @@ from optimized.server.limits import Limits
 from optimized.server.metrics import Metrics
 from optimized.server.requests import ChatRequest, CompletionRequest, SamplingFields
 from optimized.server.stream import DONE, event
+from optimized.server.tools import GrowingCall
 
 COMPLETION_TOKENS = 16
 """The most tokens of a completion, unless asked for: OpenAI's default."""
@@ -159,19 +161,20 @@ class Service:
         prompts, params = await self._chat(body)
         outputs = await self._all(prompts, params, body)
         [output] = outputs
-        choices = [
-            ChatChoice(
-                index=each.index,
-                message=ChatMessage(content=each.text),
-                logprobs=chat_logprobs(each.token_ids, each.logprobs or [], body.top_logprobs or 0)
-                if body.logprobs
-                else None,
-                finish_reason=each.finish_reason,
-                stop_reason=each.stop_reason,
-                token_ids=each.token_ids if body.return_token_ids else None,
+        choices, calls, num_top = [], body.calls, body.top_logprobs or 0
+        for each in output.outputs:
+            message, reason = said_of(each, calls)
+            logprobs = chat_logprobs(each.token_ids, each.logprobs or [], num_top) if body.logprobs else None
+            choices.append(
+                ChatChoice(
+                    index=each.index,
+                    message=message,
+                    logprobs=logprobs,
+                    finish_reason=reason,
+                    stop_reason=each.stop_reason,
+                    token_ids=each.token_ids if body.return_token_ids else None,
+                )
             )
-            for each in output.outputs
-        ]
         return ChatAnswer(
             id=f"chatcmpl-{request_id}",
             created=int(time.time()),
@@ -190,13 +193,14 @@ class Service:
             "model": self.names[0],
         }
         begun: set[int] = set()
+        growing: dict[int, GrowingCall] | None = {} if body.calls else None
 
         def chunks(_: int, output: RequestOutput) -> list[dict[str, Any]]:
             made = []
             for each in output.outputs:
                 if each.index not in begun:
                     begun.add(each.index)
-                    delta = {"role": "assistant", "content": ""}
+                    delta = {"role": "assistant", "content": "" if growing is None else None}
                     made.append({**head, "choices": [{"index": each.index, "delta": delta, "finish_reason": None}]})
                 if not each.token_ids and not each.text and each.finish_reason is None:
                     continue
@@ -205,6 +209,11 @@ class Service:
                     "delta": {"content": each.text},
                     "finish_reason": each.finish_reason,
                 }
+                if growing is not None:
+                    call = growing.setdefault(each.index, GrowingCall())
+                    choice["delta"] = call.delta(each.text, each.finish_reason is not None)
+                    if each.finish_reason is not None and call.is_whole:
+                        choice["finish_reason"] = "tool_calls"
                 if body.logprobs:
                     found = chat_logprobs(each.token_ids, each.logprobs or [], body.top_logprobs or 0)
                     choice["logprobs"] = found.model_dump()
@@ -226,7 +235,7 @@ class Service:
             body.most_tokens, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
         )
         begin = body.add_generation_prompt is not False
-        return [await self.engine.chat_prompt(body.conversation(), add_generation_prompt=begin)], params
+        return [await self.engine.chat_prompt(body.conversation(), begin, body.told_tools())], params
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
@@ -290,6 +299,8 @@ class Service:
 
     def _broken(self, why: object) -> RequestError:
         """What is told of a request that had no further token, or whose work failed. The log has the rest."""
+        if isinstance(why, str) and why.startswith(STOPPED):
+            return RequestError(400, "grammar_too_complex", why)
         logger.error("a request ended: %s", why)
         if isinstance(why, str) and why.startswith(BadLogits.BEGINNING):
             self.metrics.corrupted()
