@@ -59,6 +59,21 @@ def room(seq: Seq) -> int:
     return seq.num_computed_tokens + seq.num_scheduled_tokens
 
 
+def is_drawing(s: State, seq_id: SeqId) -> bool:
+    """Whether a submitted step is still to give the sequence a token: it computes the last one that there is."""
+    last = s.seqs[seq_id].num_tokens
+    return any(flight.submitted and flight.stops.get(seq_id) == last for flight in s.flights.values())
+
+
+def num_tokens_ahead(s: State, seq_id: SeqId) -> int:
+    """How many tokens a step can compute for the sequence: those that it has, and the one that is being drawn, if the
+    engine schedules ahead and it is not the last one, which needs no slot."""
+    seq = s.seqs[seq_id]
+    request = s.requests.get(seq.request_id)
+    goes_on = request is not None and seq.num_output_tokens + 1 < request.max_tokens
+    return seq.num_tokens + (s.choices.schedules_ahead and goes_on and is_drawing(s, seq_id))
+
+
 def budget_left(s: State, flight: Flight) -> int:
     """The tokens that a step could still compute."""
     return s.config.max_num_batched_tokens - sum(flight.scheduled.values())
@@ -102,6 +117,8 @@ def allocate(s: State, event: Allocate) -> State:
     if newest is not None:
         count = flights[newest].scheduled.get(event.seq, 0) + event.num_tokens
         flights[newest] = replace(flights[newest], scheduled={**flights[newest].scheduled, event.seq: count})
+        if s.choices.schedules_ahead:
+            flights[newest] = replace(flights[newest], stops={**flights[newest].stops, event.seq: room(seq)})
     return replace(
         s,
         seqs={**s.seqs, event.seq: seq},

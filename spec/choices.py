@@ -28,6 +28,11 @@ class Choices:
     are append-only, and neither block is given up. With ``resets_idle_only`` the prefix cache is emptied only while no
     block at all is in use. With ``runs_in_admission_order`` priorities decide who is admitted and who is preempted, and
     those who run stand in the order in which they were admitted.
+
+    With ``schedules_ahead`` the device is a queue: it runs the steps in the order in which they were submitted, each to its
+    end, whatever becomes of their sequences. So a step may compute the token that an earlier one still draws; what a
+    sequence gives up while a step is in flight is free at once, since whoever gets it is in a later step; and a request may
+    be preempted in flight: it is still given the token that is being drawn, and is admitted again after that.
     """
 
     publication: Publication = Publication.AFTER_COMPUTE
@@ -36,6 +41,7 @@ class Choices:
     publishes_equal_blocks: bool = False
     resets_idle_only: bool = False
     runs_in_admission_order: bool = False
+    schedules_ahead: bool = False
 
 
 USUAL_CHOICES = Choices()

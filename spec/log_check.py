@@ -74,7 +74,7 @@ def check_log(reader: Reader) -> int:
                 del record["event"]
                 reader.num_events += 1
                 monitor.num_events += 1
-                if not plain.method(monitor, **record):
+                if monitor.judges_all or not plain.method(monitor, **record):
                     monitor.judge(plain.event(record))
             elif not _judge_carefully(monitor, reader, reader.record(line)):
                 break

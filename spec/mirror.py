@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from spec.choices import EvictionOrder
+from spec.choices import EvictionOrder, Publication
 from spec.vocabulary import (
     BlockId,
     CacheKey,
@@ -58,6 +58,7 @@ class LiveStep:
     tables: list[tuple[BlockId, ...]] = field(default_factory=list)
     held_at_submit: tuple[BlockId, ...] = ()
     known: frozenset[BlockId] | None = None
+    stops: dict[SeqId, int] = field(default_factory=dict)
 
     @property
     def blocks(self) -> frozenset[BlockId]:
@@ -146,6 +147,7 @@ class Mirror:
             preempting=f.preempting,
             num_copies=f.num_copies,
             known=f.blocks,
+            stops=dict(f.stops),
         )
 
     def _flight(self, live: LiveStep) -> Flight:
@@ -158,6 +160,7 @@ class Mirror:
             live.submitted,
             live.preempting,
             live.num_copies,
+            dict(live.stops),
         )
 
     # Blocks
@@ -203,6 +206,14 @@ class Mirror:
             else:
                 self.ref_count[block] = 0
                 self.free[block] = None
+
+    def written(self) -> Iterable[Slot]:
+        """The slots that hold something: those of computed tokens, or all, where only what is written can be found."""
+        size = self.config.block_size
+        if self.choices.publication is Publication.AFTER_COMPUTE:
+            return range(self.config.num_slots)
+        tables = ((self.tables[i], q.computed - q.dropped * size) for i, q in self.seqs.items() if i in self.tables)
+        return [at for table, count in tables for at in slots_of_table(table, 0, count, size)]
 
     def hold(self, live: LiveStep, block: BlockId) -> None:
         live.holds.append(block)

@@ -68,15 +68,20 @@ class Monitor(Mirror):
         self.num_events = 0  # that were judged, the one that broke a rule included
         self._same: dict[SeqId, tuple[tuple[BlockId, ...], tuple[BlockId, ...]]] = {}
 
+    def load(self, s: State) -> None:
+        """Be this state. What an engine that schedules ahead may do, the rules know and the counters do not."""
+        super().load(s)
+        self.judges_all = s.choices.schedules_ahead
+
     def event(self, event: Event) -> None:
         self.num_events += 1
         method = METHODS.get(type(event))
-        if method is None or not method(self, **vars(event)):
+        if method is None or self.judges_all or not method(self, **vars(event)):
             self.judge(event)
 
     def copy(self) -> "Monitor":
         """One that goes on from here on its own. O(pool)."""
-        other = Monitor(self.config, self.engine)
+        other = Monitor(self.config, self.engine, self.choices)
         other.load(self.state())
         return other
 
@@ -92,7 +97,7 @@ class Monitor(Mirror):
         """Room for a token for each of these sequences, none of which needed a block."""
         for seq in seqs:
             self.num_events += 1
-            if not self._allocate(seq, 1, ()):
+            if self.judges_all or not self._allocate(seq, 1, ()):
                 self.judge(Allocate(seq, 1, ()))
 
     def computed(self, step: Computed) -> None:
@@ -100,25 +105,26 @@ class Monitor(Mirror):
         starts, slots = step.query_start, step.slots
         for i, seq in enumerate(step.seqs):
             self.num_events += 1
-            if not self._write(seq, step.starts[i], slots[starts[i] : starts[i + 1]]):
+            if self.judges_all or not self._write(seq, step.starts[i], slots[starts[i] : starts[i + 1]]):
                 self.judge(step.write(i))
         for i, seq in enumerate(step.seqs):
             self.num_events += 1
-            if not self._read_table(seq, step.tables[seq], step.num_dropped(i), step.read_start(i), step.seq_lens[i]):
+            places = step.tables[seq], step.num_dropped(i), step.read_start(i), step.seq_lens[i]
+            if self.judges_all or not self._read_table(seq, *places):
                 self.judge(step.read(i, self.config.block_size))
 
     def appended(self, seqs: Sequence[SeqId], tokens: Sequence[Token]) -> None:
         """A token for each of these sequences."""
         for seq, token in zip(seqs, tokens, strict=True):
             self.num_events += 1
-            if not self._append(seq, (token,)):
+            if self.judges_all or not self._append(seq, (token,)):
                 self.judge(Append(seq, (token,)))
 
     def judge(self, event: Event) -> None:
         """The rules themselves, which know. O(pool)."""
         before = self.state()
-        if isinstance(event, Evict) and self.choices.publication is Publication.AFTER_COMPUTE:
-            before = replace(before, cells=dict.fromkeys(range(before.config.num_slots), ()))  # CACHE-9: it is written
+        if isinstance(event, Evict):  # CACHE-9 asks whether the block is written
+            before = replace(before, cells=dict.fromkeys(self.written(), ()))
         after = step(before, event)
         self._raise_broken(before, event, after)
         self.load(after)

@@ -1,7 +1,9 @@
 """Giving the cache to somebody else for a while: preemption by recomputation or by swapping to host memory."""
 
+from collections.abc import Mapping
+
 from spec.allocator import give_back, take
-from spec.block_table import budget_left, room
+from spec.block_table import budget_left, num_tokens_ahead, room, slots_of
 from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import copies_owed, growth, move_cells
@@ -27,9 +29,21 @@ from spec.vocabulary import (
 
 def drop_table(s: State, seq_id: SeqId) -> State:
     """The sequence gives its device blocks back, the last one first, so that the end of a prefix is evicted first."""
+    if s.choices.schedules_ahead:
+        s = run_out(s, seq_id)
     tables = dict(s.block_tables)
     table = tables.pop(seq_id, ())
     return give_back(replace(s, block_tables=tables), table)
+
+
+def run_out(s: State, seq_id: SeqId) -> State:
+    """What submitted steps are still to write for the sequence is as good as written: no later step can come before."""
+    seq, table = s.seqs[seq_id], s.block_tables.get(seq_id, ())
+    planned = sum(flight.scheduled.get(seq_id, 0) for flight in s.flights.values() if not flight.submitted)
+    stop = min(room(seq) - planned, (seq.num_dropped_blocks + len(table)) * s.config.block_size)
+    slots = slots_of(s, seq_id, seq.num_computed_tokens, stop) if table else ()
+    written = {at: seq.tokens[: p + 1] for p, at in enumerate(slots, seq.num_computed_tokens) if p < seq.num_tokens}
+    return replace(s, cells={**{at: prefix for at, prefix in s.cells.items() if at not in slots}, **written})
 
 
 def drop_host_table(s: State, seq_id: SeqId) -> State:
@@ -46,10 +60,14 @@ def drop_host_table(s: State, seq_id: SeqId) -> State:
     )
 
 
+def without(counts: Mapping[SeqId, int], seq_id: SeqId) -> Mapping[SeqId, int]:
+    return {i: count for i, count in counts.items() if i != seq_id}
+
+
 def unschedule(s: State, seq_id: SeqId) -> State:
     """Steps that are not submitted yet forget the sequence."""
     flights = {
-        step: replace(flight, scheduled={i: n for i, n in flight.scheduled.items() if i != seq_id})
+        step: replace(flight, scheduled=without(flight.scheduled, seq_id), stops=without(flight.stops, seq_id))
         for step, flight in s.flights.items()
         if not flight.submitted
     }
@@ -57,9 +75,13 @@ def unschedule(s: State, seq_id: SeqId) -> State:
 
 
 def preempt(s: State, event: Preempt) -> State:
-    """All sequences of the request go back to waiting: swapped ones with what they computed, the others from zero."""
+    """All sequences of the request go back to waiting: swapped ones with what they computed, the others from zero. A step
+    in flight, if the engine schedules ahead, computes nothing for them any more that counts, but for its draw."""
     for seq_id in seqs_of(s, event.request_id):
         s = unschedule(drop_table(s, seq_id), seq_id)
+        if s.choices.schedules_ahead:
+            left = {i: replace(f, scheduled=without(f.scheduled, seq_id)) for i, f in s.flights.items()}
+            s = replace(s, flights=left)
         swapped = seq_id in s.host_tables
         seq = replace(
             s.seqs[seq_id],
@@ -103,6 +125,8 @@ def swap_in(s: State, event: SwapIn) -> State:
 def forget_sequence(s: State, seq_id: SeqId) -> State:
     """The sequence is gone; with the last one of a request, so is the request."""
     request_id = s.seqs[seq_id].request_id
+    if s.choices.schedules_ahead:  # it is given no token any more
+        s = replace(s, flights={i: replace(f, stops=without(f.stops, seq_id)) for i, f in s.flights.items()})
     s = unschedule(drop_host_table(drop_table(s, seq_id), seq_id), seq_id)
     s = replace(s, seqs={i: seq for i, seq in s.seqs.items() if i != seq_id})
     return s if request_id in {seq.request_id for seq in s.seqs.values()} else forget_request(s, request_id)
@@ -138,7 +162,7 @@ def blocks_for_step(s: State) -> int:
         seq = s.seqs[i]
         hits = longest_hit(s, i) if s.config.prefix_cache and room(seq) == 0 and not s.block_tables.get(i) else 0
         start = max(room(seq), hits * s.config.block_size)
-        count = min(seq.num_tokens - start, budget)
+        count = min(num_tokens_ahead(s, i) - start, budget)
         if count > 0:
             needed += growth(s, i, start + count) - (held_hits(s, i) if hits else 0)
             writers.append(i)
@@ -217,9 +241,12 @@ def preemptions_are_counted(before: State, event: Observe, after: State) -> bool
 
 @step_rule("PREEMPT-7", corpus="A9 R9")
 def nothing_in_flight_is_preempted(before: State, event: Preempt, after: State) -> bool:
-    """A request that a submitted step computes is not preempted: its blocks would not be free before that step ends."""
+    """A request that a submitted step computes is not preempted: its blocks would not be free before that step ends.
+
+    Unless the engine schedules ahead: then they are free at once.
+    """
     in_flight = {i for flight in before.flights.values() if flight.submitted for i in flight.scheduled}
-    return in_flight.isdisjoint(seqs_of(before, event.request_id))
+    return before.choices.schedules_ahead or in_flight.isdisjoint(seqs_of(before, event.request_id))
 
 
 @state_rule("SWAP-1", corpus="R7 A1 A3")

@@ -127,7 +127,8 @@ def cached_blocks_hold_their_key(s: State) -> bool:
     """A cached block holds exactly the prefix that its key names, chain and all.
 
     Where blocks are published at the schedule, a block may be cached while it is owed that prefix: a live sequence has it
-    scheduled. When that sequence is preempted, aborted or fails before the block is written, the cache must forget it.
+    scheduled. When that sequence is preempted, aborted or fails before the block is written, the cache must forget it;
+    not what a submitted step writes, if the engine schedules ahead: such a step comes to its end.
     """
     size = s.config.block_size
     return all(
@@ -164,9 +165,9 @@ def the_longest_prefix_is_hit(before: State, event: Hit, after: State) -> bool:
 
 @step_rule("CACHE-6", corpus="P4 P5")
 def only_computed_blocks_are_published(before: State, event: Publish, after: State) -> bool:
-    """A block is published only when all of its tokens are computed, or, at the schedule, when they are scheduled."""
+    """A block is published only when all of its tokens are there and computed, or, at the schedule, scheduled."""
     seq, at_schedule = before.seqs[event.seq], before.choices.publication is Publication.AT_SCHEDULE
-    num_tokens = room(seq) if at_schedule else seq.num_computed_tokens
+    num_tokens = min(room(seq), seq.num_tokens) if at_schedule else seq.num_computed_tokens
     return seq.num_dropped_blocks <= event.index and (event.index + 1) * before.config.block_size <= num_tokens
 
 
@@ -226,10 +227,12 @@ def what_is_filled_is_published(before: State, event: Complete, after: State) ->
 
 @step_rule("CACHE-15", corpus="P4")
 def what_will_be_filled_is_published(before: State, event: Submit, after: State) -> bool:
-    """An engine that publishes at the schedule has, when a step is submitted, published every block that the step fills."""
+    """An engine that publishes at the schedule has, when a step is submitted, published every block that the step fills
+    with tokens that are there."""
     scheduled, size = before.flights[event.step_id].scheduled, before.config.block_size
-    ends = {i: room(before.seqs[i]) for i in scheduled}
-    filled = [(i, n) for i, end in ends.items() for n in range((end - scheduled[i]) // size, end // size)]
+    ends = {i: min(room(before.seqs[i]), before.seqs[i].num_tokens) for i in scheduled}
+    starts = {i: room(before.seqs[i]) - scheduled[i] for i in scheduled}
+    filled = [(i, n) for i, end in ends.items() for n in range(starts[i] // size, end // size)]
     at_schedule = before.config.prefix_cache and before.choices.publication is Publication.AT_SCHEDULE
     return not at_schedule or all(key_of(before, i, n) in before.cached.values() for i, n in filled)
 

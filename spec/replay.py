@@ -386,7 +386,7 @@ def _published_ahead(before: State, events: Iterable[Event], shown: State) -> li
     s = _follow(before, events)
     size, names = s.config.block_size, set(s.cached.values())
     planned = [p for p in _publications(s, shown) if (p.index + 1) * size <= block_table.room(s.seqs[p.seq])]
-    return [p for p in planned if key_of(s, p.seq, p.index) not in names]
+    return [p for p in planned if s.choices.publishes_equal_blocks or key_of(s, p.seq, p.index) not in names]
 
 
 def _published_by(s: State, shown: State, victim: RequestId) -> list[Event]:

@@ -2,7 +2,7 @@
 
 from spec.allocator import blocks_needed, give_back
 from spec.answers import Admission
-from spec.block_table import budget_left, room
+from spec.block_table import budget_left, is_drawing, num_tokens_ahead, room
 from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
@@ -124,7 +124,8 @@ def num_hits_in_use(s: State, seq_id: SeqId) -> int:
 
 
 def admission(s: State, request_id: RequestId, budget: int) -> Admission:
-    """Whether a waiting request may run now, with ``budget`` tokens left in the step.
+    """Whether a waiting request may run now, with ``budget`` tokens left in the step. Not before a step in flight has
+    given it the token that it still draws: it would be drawn again.
 
     The watermark is left free at every admission but the first: an empty engine admits whatever fits.
     """
@@ -132,7 +133,8 @@ def admission(s: State, request_id: RequestId, budget: int) -> Admission:
     spare = len(s.free) - owed - (s.config.watermark_blocks if s.running else 0)
     seats = s.config.max_num_seqs - seats_taken(s)
     fits = num_seats(s, request_id) <= seats and blocks_wanted(s, request_id, budget) <= spare
-    return Admission.NOW if fits and budget > 0 else Admission.LATER
+    drawing = any(is_drawing(s, i) for i in seqs_of(s, request_id))
+    return Admission.NOW if fits and budget > 0 and not drawing else Admission.LATER
 
 
 def passed_over(s: State, flight: Flight) -> list[SeqId]:
@@ -181,8 +183,11 @@ def begin(s: State, event: Begin) -> State:
 
 
 def submit(s: State, event: Submit) -> State:
-    """From now on the device may touch every block of every sequence in the step."""
+    """From now on the device may touch every block of every sequence in the step, and the step holds them, unless the
+    engine schedules ahead: then nobody else's step comes in between."""
     flight = s.flights[event.step_id]
+    if s.choices.schedules_ahead:
+        return replace(s, flights={**s.flights, event.step_id: replace(flight, submitted=True)})
     blocks = frozenset(b for i in (*flight.scheduled, *event.readers) for b in s.block_tables.get(i, ()))
     flight = replace(flight, submitted=True, blocks=blocks | set(flight.holds))
     return replace(s, flights={**s.flights, event.step_id: flight})
@@ -231,17 +236,25 @@ def nobody_overtakes(s: State) -> bool:
 
 @step_rule("SCHED-5", corpus="S1 S5 S11")
 def only_running_sequences_are_scheduled(before: State, event: Allocate, after: State) -> bool:
-    """A step computes, for a running sequence, at least one token and none that it does not have."""
+    """A step computes, for a running sequence, at least one token and none that it does not have.
+
+    An engine may declare that it schedules ahead: then also the one that an earlier step still draws, unless the sequence
+    ends with it for sure.
+    """
     seq = before.seqs[event.seq]
     runs = seq.request_id in before.running or seq.request_id not in before.requests
-    return runs and 0 < event.num_tokens <= seq.num_tokens - room(seq)
+    return runs and 0 < event.num_tokens <= num_tokens_ahead(before, event.seq) - room(seq)
 
 
 @step_rule("SCHED-6", corpus="S11")
 def a_token_is_sampled_when_all_are_computed(before: State, event: Append, after: State) -> bool:
-    """A sequence is given its next token only when all the tokens it has are computed."""
+    """A sequence is given its next token only when all the tokens it has are computed.
+
+    Who was preempted in flight, by an engine that schedules ahead, is given the one that was being drawn.
+    """
     seq = before.seqs[event.seq]
-    return seq.num_computed_tokens == seq.num_tokens or seq.request_id not in before.requests
+    is_owed = seq.request_id in before.waiting and is_drawing(before, event.seq)
+    return seq.num_computed_tokens == seq.num_tokens or seq.request_id not in before.requests or is_owed
 
 
 @step_rule("SCHED-7", corpus="S11 S3")

@@ -166,7 +166,7 @@ class Reader:
         version = read(int, header.get("version"), "version", self._place)
         if not 1 <= version <= VERSION:
             raise self._place.error("version", f"is {version}, this kvproof reads up to version {VERSION}")
-        header = {"choices": encode(USUAL_CHOICES), **header}  # who has none says so
+        header = {**header, "choices": _with_usual(header.get("choices", {}))}
         _same_fields(header, ("format", "version", "engine", "config", "choices"), "", self._place)
         self.engine = read(str, header["engine"], "engine", self._place)
         self.config = read(Config, header["config"], "config", self._place)
@@ -257,6 +257,12 @@ def event_line(event: Event) -> str:
     if kind in PLAIN:
         return _ENCODER.encode({"event": kind.__name__, **vars(event)}) + "\n"
     return _line(encode(event))
+
+
+def _with_usual(choices: object) -> object:
+    """The choices of a log, and the usual ones where it was written before there was a choice."""
+    usual = {each.name: encode(getattr(USUAL_CHOICES, each.name)) for each in fields(Choices)}
+    return {**usual, **choices} if isinstance(choices, dict) else choices
 
 
 def encode(value: object) -> Json:

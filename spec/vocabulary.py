@@ -157,7 +157,8 @@ class CacheKey:
 @dataclass(frozen=True)
 class Flight:
     """A step between its schedule and its end: what it computes, which blocks it may touch, what it keeps
-    alive, what it has written and who has read. The first ``num_copies`` of what it keeps alive are sources of copies."""
+    alive, what it has written and who has read. The first ``num_copies`` of what it keeps alive are sources of copies.
+    Of an engine that schedules ahead ``stops`` says how many tokens of a sequence are computed when the step is over."""
 
     scheduled: Mapping[SeqId, int] = field(default_factory=dict)
     blocks: frozenset[BlockId] = frozenset()
@@ -167,6 +168,7 @@ class Flight:
     submitted: bool = False
     preempting: bool = False
     num_copies: int = 0
+    stops: Mapping[SeqId, int] = field(default_factory=dict)
 
 
 class MalformedState(ValueError):

@@ -41,6 +41,7 @@ class Profiles(Words):
             ("caches equal blocks", *(yes(profile.publishes_equal_blocks) for profile in found)),
             ("empties its cache only when idle", *(yes(profile.resets_idle_only) for profile in found)),
             ("runs in the order of admission, also by priority", *(yes(p.runs_in_admission_order) for p in found)),
+            ("schedules a token that is still being drawn", *(yes(profile.schedules_ahead) for profile in found)),
         ]
         head = ("", *(profile.name for profile in found))
         return table(head, rows, (28, *(72 // len(found) for _ in found)))

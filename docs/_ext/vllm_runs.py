@@ -25,6 +25,7 @@ class Runs(Words):
         recorded = read()
         rows = [
             (
+                row.get("scheduler", "sync"),
                 row["policy"],
                 "on" if row["prefix_cache"] else "off",
                 f"all but {links(row['but'])}" if row["but"] else "all",
@@ -36,12 +37,22 @@ class Runs(Words):
             )
             for row in recorded["rows"]
         ]
-        head = ("policy", "prefix cache", "rules", "steps", "tokens written", "preemptions", "seeds", "violations")
+        head = (
+            "scheduler",
+            "policy",
+            "prefix cache",
+            "rules",
+            "steps",
+            "tokens written",
+            "preemptions",
+            "seeds",
+            "violations",
+        )
         total = sum(row["steps"] for row in recorded["rows"])
         facts = f"vLLM {recorded['vllm']}, {total:,} judged steps:"
         said = "\n".join(origin(row) for row in recorded["rows"])
         return (
-            f"{facts}\n\n{table(head, rows, (10, 9, 17, 12, 13, 13, 10, 16))}\n\nThe rows, in this order:\n\n{said}\n"
+            f"{facts}\n\n{table(head, rows, (10, 9, 8, 16, 11, 12, 12, 9, 13))}\n\nThe rows, in this order:\n\n{said}\n"
         )
 
 

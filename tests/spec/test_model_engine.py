@@ -12,14 +12,14 @@ from spec.conformance.machine import machine_for
 from spec.engine import Engine
 from spec.vocabulary import AdmissionRule, CacheKey, Config, Preempt, Publish, Request
 from tests.reference.follow import next_token
-from tests.spec.model_engine import ModelEngine, make_engine, make_engine_at_schedule
+from tests.spec.model_engine import ModelEngine, make_engine, make_engine_ahead, make_engine_at_schedule
 
 
 def test_the_model_is_an_engine() -> None:
     assert isinstance(make_engine(Config(num_blocks=1)), Engine)
 
 
-@pytest.mark.parametrize("make", [make_engine, make_engine_at_schedule])
+@pytest.mark.parametrize("make", [make_engine, make_engine_at_schedule, make_engine_ahead])
 def test_the_model_keeps_every_rule_whatever_its_caller_does(make: Callable[[Config], ModelEngine]) -> None:
     """Also a check of the rules: one that the plainest engine breaks asks for too much."""
     run_state_machine_as_test(machine_for(make), settings=settings(max_examples=20, stateful_step_count=15))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec.choices import Choices, EvictionOrder
+from spec.choices import USUAL_CHOICES, Choices, EvictionOrder
 from spec.engine import Observer
 from spec.replay import replay
 from spec.trace import FORMAT, VERSION, Reader, Trace, TraceError, Writer, dumps, load, loads
@@ -167,6 +167,14 @@ def test_the_choices_of_the_engine_are_part_of_the_log() -> None:
     assert loads(dumps(Trace(CONFIG, choices=choices))).choices == choices
     error = error_of(with_line(1, choices={**json.loads(LINES[0])["choices"], "num_reserved_blocks": -1}))
     assert (error.field, error.problem) == ("choices.num_reserved_blocks", "is -1, it must be 0 to 1")
+
+
+def test_a_log_that_is_older_than_a_choice_has_the_usual_one_and_an_unknown_choice_is_refused() -> None:
+    written = json.loads(LINES[0])["choices"]
+    older = {name: value for name, value in written.items() if name != "schedules_ahead"}
+    assert loads(with_line(1, choices=older)).choices == USUAL_CHOICES
+    error = error_of(with_line(1, choices={**written, "reads_minds": True}))
+    assert "reads_minds" in str(error)
 
 
 def test_an_event_is_no_call() -> None:

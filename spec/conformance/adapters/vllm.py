@@ -8,7 +8,7 @@ manager's own tables: a worker that is told too little, or too much, shows.
 The door is the adapter's: in vLLM it stands in front of the scheduler, so SCHED-8 and SCHED-20 say nothing about vLLM.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any  # vLLM has no types here: what is annotated with Any is an object of vLLM's
 
@@ -113,25 +113,38 @@ class Worker:
         self.block_size = block_size
         self.told: dict[str, Told] = {}
 
-    def run(self, output: Any, seqs: dict[str, SeqId], token_source: TokenSource) -> "Outcome":
-        """One forward pass: in each layer all writes come before all reads. Then a token for each complete request."""
+    def run(
+        self,
+        output: Any,
+        seqs: Mapping[str, SeqId],
+        token_source: TokenSource,
+        gone: Collection[str] = (),
+        preempted: Collection[str] = (),
+    ) -> "Outcome":
+        """One forward pass: in each layer all writes come before all reads. Then a token for each complete request.
+
+        Of those who have ended meanwhile nothing is told, and of those who were preempted the token only.
+        """
         self._hear(output, seqs)
         writes, reads, sampled = list[DeviceEvent](), list[DeviceEvent](), dict[str, Token]()
-        for name, count in output.num_scheduled_tokens.items():
+        scheduled = {name: count for name, count in output.num_scheduled_tokens.items() if name not in gone}
+        for name, count in scheduled.items():
+            if name in preempted:
+                continue
             told = self.told[name]
             start, stop = told.num_computed_tokens, told.num_computed_tokens + count
             lacking = blocks_needed(stop, self.block_size) - len(told.block_table)
             table = (*told.block_table, *[NULL_BLOCK] * lacking)
             writes.append(Write(told.seq, start, slot_mapping(table, start, stop, self.block_size)))
             reads.append(Read(told.seq, slot_mapping(table, 0, stop, self.block_size)))
-        for name, count in output.num_scheduled_tokens.items():
+        for name, count in scheduled.items():
             told = self.told[name]
             if told.num_computed_tokens + count == len(told.tokens):
                 sampled[name] = token_source(told.seq, tuple(told.tokens))
                 told.tokens.append(sampled[name])
         return Outcome((*writes, *reads), sampled)
 
-    def _hear(self, output: Any, seqs: dict[str, SeqId]) -> None:
+    def _hear(self, output: Any, seqs: Mapping[str, SeqId]) -> None:
         if output.kv_cache_block_copies:
             raise RuntimeError("vLLM asks for block copies, which a cache of full blocks never needs")
         for name in output.finished_req_ids:
@@ -164,7 +177,7 @@ class VllmEngine:
     def __init__(self, config: Config, profile: Profile, long_prefill_token_threshold: int = 0) -> None:
         self.config = config
         self.profile = profile
-        self.scheduler = make_scheduler(config, long_prefill_token_threshold)
+        self.scheduler = make_scheduler(config, long_prefill_token_threshold, is_async=profile.schedules_ahead)
         self.hasher = make_hasher(config)
         self.worker = Worker(config.block_size)
         self.alive: dict[str, Request] = {}
@@ -174,13 +187,17 @@ class VllmEngine:
 
     def add(self, request: Request) -> None:
         """Let a request wait, under a name of its own, as vLLM's front end gives each of them."""
-        check_request(self.config, request, self.alive.values())
+        check_request(self.config, request, self.alive.values(), self.seqs_in_flight())
         name = f"{request.request_id}-{self.num_added}"
         theirs = make_request(name, request, arrival=self.num_added, hasher=self.hasher)
         self.num_added += 1
         self.alive[name] = request
         self.names[request.request_id] = name
         self.scheduler.add_request(theirs)
+
+    def seqs_in_flight(self) -> set[SeqId]:
+        """Those that a step in flight computes, also when they are gone: here each step ends before the next begins."""
+        return set()
 
     def fork(self, parent: SeqId, child: SeqId) -> Admission:
         raise InvalidRequest(NO_FORK)
@@ -417,21 +434,26 @@ def free_in_order(pool: Any) -> tuple[BlockId, ...]:
 
 
 def seq_of(request: Request, theirs: Any) -> Seq:
-    """vLLM counts the tokens of steps in flight as computed."""
+    """vLLM counts the tokens of steps in flight as computed, unless the request was preempted meanwhile."""
+    in_flight = theirs.num_in_flight_tokens - theirs.num_stale_output_tokens
     return Seq(
         request_id=request.request_id,
         tokens=tuple(theirs.all_token_ids),
         num_prompt_tokens=theirs.num_prompt_tokens,
-        num_computed_tokens=theirs.num_computed_tokens,
+        num_computed_tokens=theirs.num_computed_tokens - in_flight,
+        num_scheduled_tokens=in_flight,
     )
 
 
-def check_request(config: Config, request: Request, alive: Iterable[Request]) -> None:
+def check_request(
+    config: Config, request: Request, alive: Iterable[Request], seqs_in_flight: Collection[SeqId] = ()
+) -> None:
     """Raise ``InvalidRequest`` for what vLLM's front end would not let in, or could never end."""
     alive, stored = list(alive), len(request.prompt) + request.max_tokens - 1
     if request.request_id in {each.request_id for each in alive}:
         raise InvalidField("request_id", request.request_id, "an id that no live request has")
-    if len(request.seq_ids) != 1 or request.seq_ids in {each.seq_ids for each in alive}:
+    taken = {*seqs_in_flight, *(seq for each in alive for seq in each.seq_ids)}
+    if len(request.seq_ids) != 1 or request.seq_ids[0] in taken:
         raise InvalidField("seq_ids", request.seq_ids, "the id of one sequence, and of no live one")
     if not request.prompt:
         raise InvalidField("prompt", request.prompt, "at least one token")

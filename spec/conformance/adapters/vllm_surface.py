@@ -70,6 +70,7 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         "num_computed_tokens",
         "num_output_tokens",
     ),
+    "vllm.v1.core.sched.async_scheduler:AsyncScheduler": ("args", "kwargs"),
     "vllm.v1.core.sched.scheduler:Scheduler": (
         "vllm_config",
         "kv_cache_config",
@@ -135,9 +136,10 @@ def differences(path: str, filled: tuple[str, ...]) -> list[str]:
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def make_scheduler(config: Config, long_prefill_token_threshold: int) -> Any:
+def make_scheduler(config: Config, long_prefill_token_threshold: int, *, is_async: bool = False) -> Any:
     import_quietly()
     from vllm.config import CacheConfig, DeviceConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -154,14 +156,15 @@ def make_scheduler(config: Config, long_prefill_token_threshold: int) -> Any:
             long_prefill_token_threshold=long_prefill_token_threshold,
             scheduler_reserve_full_isl=config.admission_rule is AdmissionRule.PROMPT,
             watermark=watermark(config),
-            async_scheduling=False,
+            async_scheduling=is_async,
         ),
         model_config=model_config(config.max_model_len),
         cache_config=cache_config,
         device_config=DeviceConfig("cpu"),
     )
     cache_config.num_gpu_blocks = config.num_blocks
-    return Scheduler(
+    made = AsyncScheduler if is_async else Scheduler
+    return made(
         vllm_config=vllm_config,
         kv_cache_config=kv_cache_config(config),
         structured_output_manager=StructuredOutputManager(vllm_config),
