@@ -101,20 +101,25 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         output_kind: OutputKind = OutputKind.CUMULATIVE,
     ) -> AsyncGenerator[RequestOutput]:
         """The answer as it grows; its last output is ``finished``. Outputs that nobody has fetched yet become one.
 
         Raises at the first output ``InvalidRequest`` for a request that can never be served and ``EngineBusy`` if as
-        many are unfinished as may be, and at any output ``EngineStopped``.
+        many are unfinished as may be, and at any output ``EngineStopped``, or ``TimeoutError`` when its time is over.
         """
         self._num_named += 1
         params = sampling_params or SamplingParams()
         name = f"async-{self._num_named}" if request_id is None else request_id
         stream = Stream(self._mailbox(), output_kind)
         self._engine.reserve(self._max_unfinished)
+        loop = stream.mailbox.loop
+        timer = (
+            None if timeout_s is None else loop.call_later(timeout_s, stream.arrive, TimeoutError("it took too long"))
+        )
         try:
-            checked = await stream.mailbox.loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
+            checked = await loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
             if params.structured_outputs is not None:
                 await stream.mailbox.loop.run_in_executor(self._grammar_maker, self.llm.grammar_of, params)
             self._engine.queue(stream, checked, self._max_waiting_tokens)
@@ -129,6 +134,8 @@ class AsyncLLM:
                 yield news(shown, output) if output_kind is OutputKind.DELTA else output
                 shown = output
         finally:
+            if timer is not None:
+                timer.cancel()
             if shown is None or not shown.finished:
                 self._engine.post(Abandon(stream))
 

@@ -53,9 +53,10 @@ class Stream:
         """The tokens of its prompt, as long as it has no answer."""
 
     def arrive(self, message: Message) -> None:
-        """Something came. Called in the event loop."""
-        self._message = message
-        self._arrived.set()
+        """Something came. Called in the event loop. After an error nothing is of interest."""
+        if not isinstance(self._message, Exception):
+            self._message = message
+            self._arrived.set()
 
     async def next(self) -> RequestOutput:
         """The newest output, when there is a new one."""

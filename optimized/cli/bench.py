@@ -181,6 +181,28 @@ def predicted(
     typer.echo(f"used by others meanwhile: {'not known' if busy is None else f'{busy} CPUs'}")
 
 
+@app.command()
+@plain_errors
+def server(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose tokenizer it has; its weights are not used.", show_default="SmolLM2-135M-Instruct"),
+    ] = None,
+    connections: Annotated[int, typer.Option(help="Callers at once.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 1024,
+    idle: Annotated[int, typer.Option(help="Connections that say nothing.")] = 500,
+    as_json: JsonOption = False,
+) -> None:
+    """The front end alone, over HTTP, with a device that answers at once: streamed tokens a second, and what a token costs."""
+    from optimized.bench_server import bench_server
+    from spec.vocabulary import InvalidConfig
+
+    for name, count, most in (("connections", connections, 1000), ("tokens", tokens, 100_000), ("idle", idle, 4000)):
+        if not 1 <= count <= most:
+            raise InvalidConfig(name, count, f"from 1 to {most}")
+    _show(with_status("Serving", lambda say: bench_server(model, connections, tokens, idle, say)), as_json)
+
+
 def _show(facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(facts)

@@ -258,8 +258,7 @@ class Service:
         self, prompts: Sequence[Prompt], params: SamplingParams, body: SamplingFields
     ) -> list[RequestOutput]:
         """The finished outputs, in the order of the prompts."""
-        async with asyncio.timeout(self.limits.max_request_seconds) as limit, asyncio.TaskGroup() as group:
-            del limit
+        async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._one(prompt, params, body)) for prompt in prompts]
         return [task.result() for task in tasks]
 
@@ -278,6 +277,7 @@ class Service:
             params,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            timeout_s=self.limits.max_request_seconds,
             output_kind=OutputKind.CUMULATIVE,
         )
         try:
@@ -317,9 +317,8 @@ class Service:
     ) -> AsyncIterator[bytes]:
         """A stream that has begun: its first outputs are there, so whatever is wrong with the request has been raised."""
         merged = _merged([self._outputs(prompt, params, body, OutputKind.DELTA) for prompt in prompts])
-        deadline = time.monotonic() + self.limits.max_request_seconds
         try:
-            first = await asyncio.wait_for(anext(merged), self.limits.max_request_seconds)
+            first = await anext(merged)
         except BaseException:
             await merged.aclose()
             raise
@@ -340,11 +339,7 @@ class Service:
             async with contextlib.aclosing(merged):
                 try:
                     yield b"".join(shown(*first))
-                    while True:
-                        try:
-                            place, output = await asyncio.wait_for(anext(merged), max(0.0, deadline - time.monotonic()))
-                        except StopAsyncIteration:
-                            break
+                    async for place, output in merged:
                         yield b"".join(shown(place, output))
                     if body.with_usage:
                         yield event(encode({**head, "choices": [], "usage": _usage(counts)}))

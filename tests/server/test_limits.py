@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -237,3 +238,21 @@ def test_a_limit_is_a_whole_number() -> None:
         with pytest.raises(InvalidConfig, match="max_body_bytes is"):
             Limits(max_body_bytes=value)  # type: ignore[arg-type]
     assert Limits(shutdown_timeout=0).shutdown_timeout == 0
+
+
+def test_an_answer_has_its_time(tiny: Checkpoint) -> None:
+    server = running(tiny, Limits(max_request_seconds=1))
+    gate = held(server)
+    try:
+        late = server.complete(max_tokens=5)
+        assert (late.status, late.json["error"]["code"]) == (408, "timeout")
+        assert waited_for(lambda: server.engine.health.num_unfinished == 1)  # it is ended before the next step
+        gate.set()
+        assert waited_for(lambda: server.engine.health.num_unfinished == 0)
+        gate.clear()
+        release = threading.Timer(0.3, gate.set)
+        release.start()
+        assert server.complete(max_tokens=5, stream=True).status == 200
+    finally:
+        gate.set()
+        server.stop()
