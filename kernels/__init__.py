@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernels.cache import copy_blocks, pack_blocks, unpack_blocks, write_kv
     from kernels.cache_launch import triton_copy_blocks, triton_pack_blocks, triton_unpack_blocks, triton_write_kv
     from kernels.cache_twin import cpu_copy_blocks, cpu_pack_blocks, cpu_unpack_blocks, cpu_write_kv
+    from kernels.fp8 import FP8, bytes_of, new_scales
     from kernels.layer import add_rms_norm, rms_norm, rotate_write, silu_mul
     from kernels.layer_arguments import QKNorm
     from kernels.layer_launch import triton_add_rms_norm, triton_rms_norm, triton_rotate_write, triton_silu_mul
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kernels.tile_shape import TileShape, TileShapes, tile_shapes
 
 __all__ = [
+    "FP8",
     "NO_TOKEN",
     "PAD_SLOT",
     "AttentionPlan",
@@ -37,6 +39,7 @@ __all__ = [
     "TileShape",
     "TileShapes",
     "add_rms_norm",
+    "bytes_of",
     "copy_blocks",
     "cpu_add_rms_norm",
     "cpu_copy_blocks",
@@ -49,6 +52,7 @@ __all__ = [
     "cpu_unpack_blocks",
     "cpu_write_kv",
     "draw_tokens",
+    "new_scales",
     "pack_blocks",
     "paged_attention",
     "plan_attention",
@@ -74,12 +78,14 @@ __all__ = [
 _HOME = {
     "AttentionPlan": "attention_plan",
     "BadArgument": "arguments",
+    "FP8": "fp8",
     "NO_TOKEN": "sampling_arguments",
     "PAD_SLOT": "arguments",
     "QKNorm": "layer_arguments",
     "TileShape": "tile_shape",
     "TileShapes": "tile_shape",
     "add_rms_norm": "layer",
+    "bytes_of": "fp8",
     "copy_blocks": "cache",
     "cpu_add_rms_norm": "layer_twin",
     "cpu_copy_blocks": "cache_twin",
@@ -92,6 +98,7 @@ _HOME = {
     "cpu_unpack_blocks": "cache_twin",
     "cpu_write_kv": "cache_twin",
     "draw_tokens": "sampling",
+    "new_scales": "fp8",
     "pack_blocks": "cache",
     "paged_attention": "attention",
     "plan_attention": "attention_plan",

@@ -10,15 +10,23 @@ DEFAULT_CPU_CACHE_BYTES = 1 << 30
 """The size of the KV cache on a CPU, unless it is given."""
 
 
-def bytes_per_block(block_size: int, num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int) -> int:
-    """The bytes of K and V of a block, in all layers.
+FP8_SCALE_BYTES = 2
+"""What lies beside K, or V, of each token and head of an fp8 cache."""
 
-    SmolLM2-135M in float32:
+
+def bytes_per_block(
+    block_size: int, num_layers: int, num_kv_heads: int, head_size: int, dtype_bytes: int, scale_bytes: int = 0
+) -> int:
+    """The bytes of K and V of a block, in all layers; ``scale_bytes`` lie beside K, or V, of each token and head.
+
+    SmolLM2-135M in float32, and in fp8:
 
     >>> bytes_per_block(block_size=16, num_layers=30, num_kv_heads=3, head_size=64, dtype_bytes=4)
     737280
+    >>> bytes_per_block(block_size=16, num_layers=30, num_kv_heads=3, head_size=64, dtype_bytes=1, scale_bytes=2)
+    190080
     """
-    return 2 * block_size * num_layers * num_kv_heads * head_size * dtype_bytes
+    return 2 * block_size * num_layers * num_kv_heads * (head_size * dtype_bytes + scale_bytes)
 
 
 def num_blocks_for(memory_bytes: int, fraction: float, weights: int, activation_peak: int, bytes_per_block: int) -> int:

@@ -29,13 +29,18 @@ class CpuPath:
 
 
 def cpu_path(
-    model: ModelConfig | None, dtype: str, block_size: int, environment: Mapping[str, str] = os.environ
+    model: ModelConfig | None,
+    dtype: str,
+    block_size: int,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    kv_cache_dtype: str = "auto",
 ) -> CpuPath:
     """What a model with these blocks takes; without a model, what most take. Raises ``InvalidConfig``."""
     asked = environment.get(VARIABLE, "auto")
     if asked not in CHOICES:
         raise InvalidConfig(VARIABLE, asked, f"one of {', '.join(CHOICES)}")
-    obstacle = f"{VARIABLE} is torch" if asked == "torch" else _obstacle(model, dtype, block_size)
+    obstacle = f"{VARIABLE} is torch" if asked == "torch" else _obstacle(model, dtype, block_size, kv_cache_dtype)
     if obstacle is None:
         return CpuPath(True, "bfloat16", "this processor has AVX-512 for bf16")
     if asked == "vector":
@@ -44,12 +49,14 @@ def cpu_path(
     return CpuPath(False, "float32" if dtype == "auto" else dtype, obstacle)
 
 
-def _obstacle(model: ModelConfig | None, dtype: str, block_size: int) -> str | None:
+def _obstacle(model: ModelConfig | None, dtype: str, block_size: int, kv_cache_dtype: str) -> str | None:
     """What keeps the vector kernels away."""
     from kernels.cpu.team import why_not
 
     if dtype not in ("auto", "bfloat16"):
         return f"{dtype} was asked for, they compute in bfloat16"
+    if kv_cache_dtype != "auto":
+        return f"a cache in {kv_cache_dtype} was asked for, they keep bfloat16"
     if block_size % 16:
         return f"blocks of {block_size} tokens, they need a multiple of 16"
     if model is not None and model.head_size % 16:

@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import paged_attention, write_kv
+from kernels import FP8, new_scales, paged_attention, write_kv
 from optimized.checkpoint import ModelConfig
 from optimized.weights import Layer, WeightReader
 
 if TYPE_CHECKING:
     from kernels import AttentionPlan
 
-KVCache = tuple[Tensor, Tensor]
-"""Keys and values of one layer, each ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+KVCache = tuple[Tensor, ...]
+"""Keys and values of one layer, each ``[num_blocks, block_size, num_kv_heads, head_size]``; in fp8, their scales too."""
 
 
 class LlamaModel:
@@ -39,8 +39,10 @@ class LlamaModel:
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        kv_cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.config = config
+        self.kv_cache_dtype = kv_cache_dtype or dtype
         self.dtype = dtype
         self.device = torch.device(device)
         weights = WeightReader(config, tensors, dtype, self.device)
@@ -64,13 +66,11 @@ class LlamaModel:
     def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         """An empty cache: for each layer keys and values of ``num_blocks`` blocks."""
         shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_size)
-        return [
-            (
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-            )
-            for _ in self.layers
-        ]
+        caches: list[KVCache] = []
+        for _ in self.layers:
+            key, value = (torch.zeros(shape, dtype=self.kv_cache_dtype, device=self.device) for _ in range(2))
+            caches.append((key, value, new_scales(key)) if self.kv_cache_dtype == FP8 else (key, value))
+        return caches
 
     @torch.inference_mode()
     def forward(
@@ -144,8 +144,9 @@ class Attention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache) -> Tensor:
         """``[num_tokens, num_query_heads, head_size]``, after the step's keys and values are in their slots."""
-        key_cache, value_cache = kv_cache
-        write_kv(key, value, key_cache, value_cache, self.slot_mapping)
+        key_cache, value_cache = kv_cache[:2]
+        kv_scales = kv_cache[2] if len(kv_cache) == 3 else None
+        write_kv(key, value, key_cache, value_cache, self.slot_mapping, kv_scales)
         return paged_attention(
             query,
             key_cache,
@@ -156,6 +157,7 @@ class Attention:
             scale=self.scale,
             window=self.window,
             plan=self.plan,
+            kv_scales=kv_scales,
         )
 
 

@@ -54,6 +54,7 @@ class LLM:
         scheduling_policy: str = "fcfs",
         seed: int = 0,
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         device: str = "auto",
         threads: int | None = None,
         make_observer: MakeObserver | None = None,
@@ -73,20 +74,19 @@ class LLM:
             scheduling_policy=scheduling_policy,
             seed=seed,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             device=device,
             threads=threads,
         )
-        self.checkpoint = (
-            model if isinstance(model, Checkpoint) else load_checkpoint(None if model is None else Path(model))
-        )
+        path = Path(model) if isinstance(model, str | os.PathLike) else None
+        self.checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(path)
         self.seed = seed
         self._grammars = Grammars(self.checkpoint)
         self._core = make_core(self.checkpoint, args, make_observer)
         self._open: dict[RequestId, OpenRequest] = {}
         self._names: dict[str, OpenRequest] = {}
         self._seqs: dict[SeqId, OpenRequest] = {}
-        self._num_requests = 0
-        self._num_seqs = 0
+        self._num_requests = self._num_seqs = 0
 
     @property
     def config(self) -> Config:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, bytes_per_block, num_blocks_for
+from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, FP8_SCALE_BYTES, bytes_per_block, num_blocks_for
 from optimized.checkpoint import Checkpoint, ModelConfig
 from optimized.cpu_path import CpuPath, cpu_path, num_threads
 from optimized.device import Failure, PassFailed, Sampled
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULING_POLICIES = tuple(each.value for each in Policy)
@@ -63,6 +64,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     seed: int = 0
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
 
@@ -82,6 +84,7 @@ class EngineArgs:
             raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
         choices_of = {
             "dtype": DTYPES,
+            "kv_cache_dtype": KV_CACHE_DTYPES,
             "device": DEVICES,
             "preemption_mode": PREEMPTION_MODES,
             "scheduling_policy": SCHEDULING_POLICIES,
@@ -233,23 +236,23 @@ class TorchCore:
             max_num_seqs=256 if on_gpu else 64,
             max_num_batched_tokens=8192 if on_gpu else 512,
         )
-        path = None if on_gpu else cpu_path(checkpoint.config, args.dtype, args.block_size)
+        config = checkpoint.config
+        path = None if on_gpu else cpu_path(config, args.dtype, args.block_size, kv_cache_dtype=args.kv_cache_dtype)
         dtype: torch.dtype = getattr(torch, chosen_dtype(args.dtype) if path is None else path.dtype)
-        layers, heads, head_size = (
-            checkpoint.config.num_layers,
-            checkpoint.config.num_kv_heads,
-            checkpoint.config.head_size,
-        )
-        block_bytes = bytes_per_block(args.block_size, layers, heads, head_size, dtype.itemsize)
+        in_fp8 = args.kv_cache_dtype == "fp8"
+        cell = (1, FP8_SCALE_BYTES) if in_fp8 else (dtype.itemsize, 0)
+        heads = (config.num_layers, config.num_kv_heads, config.head_size)
+        block_bytes = bytes_per_block(args.block_size, *heads, *cell)
+        cache_dtype = torch.float8_e4m3fn if in_fp8 else dtype
         model: LlamaModel | VectorModel
         if path is None:
-            model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cuda")
+            model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cuda", cache_dtype)
             num_blocks = num_blocks_on_gpu(args, limits, model, block_bytes)
         else:
             num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
             threads = num_threads(args.threads)
             torch.set_num_threads(threads)
-            model = cpu_model(checkpoint, path, dtype, threads)
+            model = cpu_model(checkpoint, path, dtype, cache_dtype, threads)
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
         self._begin(model)
@@ -437,7 +440,9 @@ def chosen_dtype(dtype: str) -> str:
     return "bfloat16" if dtype == "auto" else dtype
 
 
-def cpu_model(checkpoint: Checkpoint, path: CpuPath, dtype: torch.dtype, threads: int) -> LlamaModel | VectorModel:
+def cpu_model(
+    checkpoint: Checkpoint, path: CpuPath, dtype: torch.dtype, cache_dtype: torch.dtype, threads: int
+) -> LlamaModel | VectorModel:
     """The model for this path."""
     if path.is_vector:
         from optimized.vector_model import VectorModel
@@ -445,7 +450,7 @@ def cpu_model(checkpoint: Checkpoint, path: CpuPath, dtype: torch.dtype, threads
         return VectorModel(checkpoint.config, checkpoint.tensors, threads)
     from optimized.llama import LlamaModel
 
-    return LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu")
+    return LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu", cache_dtype)
 
 
 def num_blocks_on_gpu(args: EngineArgs, limits: Config, model: LlamaModel, block_bytes: int) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, copy_blocks, plan_attention
+from kernels import AttentionPlan, bytes_of, copy_blocks, plan_attention
 from optimized.beam_search import BeamSearch
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.grammar import Progress
@@ -82,7 +82,7 @@ class TorchDevice:
         self.prompt_logprobs: dict[SeqId, dict[int, Logprobs]] = {}
         self.kv_caches = model.new_kv_caches(config.num_blocks, config.block_size)
         self._host_caches = [
-            tuple(_host_like(cache, config.num_host_blocks) for cache in pair) for pair in self.kv_caches
+            tuple(_host_like(bytes_of(each), config.num_host_blocks) for each in layer) for layer in self.kv_caches
         ]
         blocks_per_seq = min(config.num_blocks, -(-config.max_model_len // config.block_size))
         self._tables = _TableRows(config.max_num_seqs, blocks_per_seq, model.device)
@@ -118,15 +118,15 @@ class TorchDevice:
         if plan.copies:
             pairs = [(copy.source, copy.target) for copy in plan.copies]
             copies = torch.tensor(pairs, dtype=torch.int64, device=self.model.device)
-            for key_cache, value_cache in self.kv_caches:
-                copy_blocks(key_cache, value_cache, copies)
+            for key_cache, value_cache, *kv_scales in self.kv_caches:
+                copy_blocks(key_cache, value_cache, copies, *kv_scales)
 
     def _swap(self, swap: Swap) -> None:
         """A table's contents in all layers, to host memory or back."""
         blocks = torch.tensor(swap.blocks, device=self.model.device)
         host_blocks = torch.tensor(swap.host_blocks)
-        for pair, host_pair in zip(self.kv_caches, self._host_caches, strict=True):
-            for cache, host_cache in zip(pair, host_pair, strict=True):
+        for layer, host_layer in zip(self.kv_caches, self._host_caches, strict=True):
+            for cache, host_cache in zip(map(bytes_of, layer), host_layer, strict=True):
                 if swap.out:
                     host_cache[host_blocks] = cache[blocks].cpu()
                 else:

@@ -56,6 +56,9 @@ def offline(
         str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
     ] = None,
     dtype: Annotated[str, typer.Option(help="The type of the numbers.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto: the model's; fp8: 8 bits, and a scale for each token and head.")
+    ] = "auto",
     max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
     prefix_caching: Annotated[
@@ -75,6 +78,7 @@ def offline(
     llm = LLM(
         model,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,

@@ -69,6 +69,9 @@ def generate(
     threads: Annotated[
         int | None, typer.Option(help="Threads on a CPU.", show_default="one for each core that may be used")
     ] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto: the model's; fp8: 8 bits, and a scale for each token and head.")
+    ] = "auto",
     self_check: Annotated[
         SelfCheck,
         typer.Option(help="Judge every event: sampled by counters, every-step by every rule in a cache of 256 blocks."),
@@ -104,6 +107,7 @@ def generate(
         "enable_prefix_caching": prefix_caching,
         "preemption_mode": preemption_mode,
         "swap_space": swap_space,
+        "kv_cache_dtype": kv_cache_dtype,
         "seed": seed,
         "threads": threads,
     }

@@ -81,6 +81,12 @@ def serve(
     ] = True,
     dtype: Annotated[str, typer.Option(envvar="KVPROOF_DTYPE", help="The type of the numbers.")] = "auto",
     threads: Annotated[int | None, typer.Option(envvar="KVPROOF_THREADS", help="Threads on a CPU.")] = None,
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            envvar="KVPROOF_KV_CACHE_DTYPE", help="auto: the model's; fp8: 8 bits, and a scale for each token and head."
+        ),
+    ] = "auto",
     seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
     scheduling_policy: Annotated[
         str, typer.Option(envvar="KVPROOF_SCHEDULING_POLICY", help="fcfs, or priority: smaller numbers first.")
@@ -118,6 +124,7 @@ def serve(
         "enable_prefix_caching": prefix_caching,
         "dtype": dtype,
         "threads": threads,
+        "kv_cache_dtype": kv_cache_dtype,
         "seed": seed,
         "scheduling_policy": scheduling_policy,
         "preemption_mode": preemption_mode,

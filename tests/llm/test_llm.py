@@ -352,6 +352,11 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
             "swap_space is 2, it must be left out where preemption_mode",
         ),
         ({"swap_space": 10**6}, "swap_space is 1000000, it must be at most this machine's memory, "),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is 'fp4', it must be one of auto, fp8"),
+        (
+            {"kv_cache_dtype": "fp8", "make_core": ReferenceCore},
+            "kv_cache_dtype is 'fp8', it must be auto: the reference",
+        ),
         ({"device": "tpu"}, "device is 'tpu', it must be one of auto, cpu, cuda"),
     ],
 )

@@ -181,6 +181,7 @@ def test_the_path_says_why_it_is_not_the_vector_kernels() -> None:
         assert (path.is_vector, path.dtype, path.reason) == (False, "float32", reason)
         assert path.sentence == f"torch and the CPU twins of the Triton kernels: {reason}"
     assert cpu_path(CONFIG, "bfloat16", 4, {}).dtype == "bfloat16"
+    assert cpu_path(CONFIG, "auto", 16, {}, kv_cache_dtype="fp8").reason.startswith("a cache in fp8 was asked for")
 
 
 def test_the_path_is_the_vector_kernels_where_the_processor_can() -> None:
