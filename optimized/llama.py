@@ -63,6 +63,10 @@ class LlamaModel:
                 tensors += weight if isinstance(weight, tuple) else () if weight is None else (weight,)
         return sum(tensor.nbytes for tensor in tensors)
 
+    def contenders(self, draws: Sequence[tuple[int, int, float]]) -> list[npt.NDArray[np.int64] | None]:
+        """For each draw, ``(row of the last logits, key, temperature)``, the tokens that can win it; None: all."""
+        return [None] * len(draws)
+
     def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         """An empty cache: for each layer keys and values of ``num_blocks`` blocks."""
         shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_size)

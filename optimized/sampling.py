@@ -37,6 +37,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,6 +204,12 @@ class SamplingParams:
         """Whether the answer is the likeliest token of the model, whatever came before."""
         return self.greedy and not self.forced_token_ids and not is_adjusting(self)
 
+    @cached_property
+    def is_open(self) -> bool:
+        """Whether any token of the model can be drawn, by its logit, the temperature and chance alone."""
+        is_filtered = self.min_p > 0.0 or self.top_k > 0 or self.top_p < 1.0
+        return not (self.greedy or self.forced_token_ids or is_filtered or is_adjusting(self))
+
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     """Token ids and what is added to their logits, as pairs, so that parameters can be compared and hashed."""
@@ -270,6 +277,11 @@ class Draw:
     progress: Progress | None = None
 
     @property
+    def key(self) -> int:
+        """What the randomness of this draw depends on, as 64 bits."""
+        return key_of(self.seed, self.sequence, self.position)
+
+    @property
     def forced(self) -> int | None:
         """The token that the caller has fixed for this place of the output."""
         index = self.position - self.num_prompt_tokens
@@ -277,11 +289,15 @@ class Draw:
 
 
 def sample_rows(
-    logits: npt.NDArray[np.float32], draws: Sequence[Draw], likeliest: npt.NDArray[np.int64] | None = None
+    logits: npt.NDArray[np.float32],
+    draws: Sequence[Draw],
+    likeliest: npt.NDArray[np.int64] | None = None,
+    contenders: Mapping[int, npt.NDArray[np.int64] | None] = MappingProxyType({}),
 ) -> list[int | NoToken]:
     """A token for each row of logits ``[num_samples, vocab_size]``, or what is wrong with that row.
 
-    ``likeliest`` is what ``likeliest_tokens`` would find, if somebody has it already.
+    ``likeliest`` is what ``likeliest_tokens`` would find, if somebody has it already; ``contenders`` are the tokens that
+    can win a row's draw if it is open, where somebody has looked.
     """
     tokens: list[int | NoToken] = [0] * len(draws)
     if not draws:
@@ -292,7 +308,7 @@ def sample_rows(
             tokens[row] = tokens_of_rows[row]
             continue
         try:
-            tokens[row] = sample(logits[row], draw)
+            tokens[row] = sample(logits[row], draw, contenders.get(row))
         except NoToken as error:
             tokens[row] = error
     return tokens
@@ -304,8 +320,13 @@ def likeliest_tokens(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     return np.where(np.isfinite(largest), logits.argmax(axis=1), -1)
 
 
-def sample(logits: npt.NDArray[np.float32], draw: Draw) -> int:
-    """The token that the definition of this module gives for logits ``[vocab_size]``. Raises ``NoToken``."""
+def sample(logits: npt.NDArray[np.float32], draw: Draw, contenders: npt.NDArray[np.int64] | None = None) -> int:
+    """The token that the definition of this module gives for logits ``[vocab_size]``. Raises ``NoToken``.
+
+    Of an open draw ``contenders`` are the tokens that can win, if somebody has found that the numbers are sound.
+    """
+    if contenders is not None:
+        return _won(logits[contenders].astype(np.float64) / draw.params.temperature, contenders, draw)
     _demand_a_largest(logits)
     if draw.forced is not None:
         return draw.forced
@@ -318,8 +339,13 @@ def sample(logits: npt.NDArray[np.float32], draw: Draw) -> int:
         return int(x.argmax())
     x /= params.temperature
     token_ids = survivors(x, params)
+    return _won(x[token_ids], token_ids, draw)
+
+
+def _won(x: npt.NDArray[np.float64], token_ids: npt.NDArray[np.int64], draw: Draw) -> int:
+    """Which of these tokens chance takes, for their scaled logits."""
     numbers = uniforms(seed=draw.seed, sequence=draw.sequence, position=draw.position, token_ids=token_ids)
-    return int(token_ids[(x[token_ids] - np.log(-np.log(numbers))).argmax()])
+    return int(token_ids[(x - np.log(-np.log(numbers))).argmax()])
 
 
 def _demand_a_largest(x: npt.NDArray[np.floating[Any]]) -> None:
@@ -401,10 +427,14 @@ def absorb(state: int, value: int) -> int:
     return mix((state + (value + 1) * GOLDEN) & MASK)
 
 
+def key_of(seed: int, sequence: int, position: int) -> int:
+    """The state that these three lead to."""
+    return absorb(absorb(absorb(0, seed), sequence), position)
+
+
 def uniforms(*, seed: int, sequence: int, position: int, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """A number strictly between 0 and 1 for each token id."""
-    key = absorb(absorb(absorb(0, seed), sequence), position)
-    z = np.uint64(key) + (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    z = np.uint64(key_of(seed, sequence, position)) + (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
     z ^= z >> np.uint64(31)

@@ -189,7 +189,11 @@ class TorchDevice:
                     how.progress,
                 )
             )
-        sampled = sample_rows(rows, draws, self.model.likeliest)
+        is_open = [row for row, draw in enumerate(draws) if draw.params.is_open]
+        found = (
+            self.model.contenders([(r, draws[r].key, draws[r].params.temperature) for r in is_open]) if is_open else ()
+        )
+        sampled = sample_rows(rows, draws, self.model.likeliest, dict(zip(is_open, found, strict=True)))
         for seq_id, logits_of_row, token, draw in zip(plan.sample_seq_ids, rows, sampled, draws, strict=True):
             if draw.params.logprobs is not None and not isinstance(token, NoToken):
                 self.logprobs[seq_id] = logprobs(logits_of_row, token, draw.params.logprobs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan
-from kernels.cpu.layout import PackedWeight, pack_weight, rounded_up
+from kernels.cpu.layout import CONTENDERS, PackedWeight, pack_weight, rounded_up
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
 from optimized.checkpoint import ModelConfig
@@ -148,6 +148,19 @@ class VectorModel:
         work.run("logits")
         self.likeliest = work.held("likeliest")[:rows].numpy()
         return work.held("logits")[:rows, :vocab_size]
+
+    def contenders(self, draws: Sequence[tuple[int, int, float]]) -> list[npt.NDArray[np.int64] | None]:
+        """For each draw, ``(row of the last logits, key, temperature)``, the tokens that can win it; None: all."""
+        work, count = self._logits, len(draws)
+        rows, keys, temperatures = zip(*draws, strict=True)
+        work.hold("drawn_rows", torch.tensor(rows))
+        work.hold("keys", torch.from_numpy(np.array(keys, np.uint64)))
+        work.hold("temperatures", torch.tensor(temperatures, dtype=torch.float64))
+        found = work.room("contenders", (rounded_up(count, GROWTH), CONTENDERS), torch.int64).numpy()
+        counts = work.room("counts", (rounded_up(count, GROWTH),), torch.int64)
+        work.set(rows=count)
+        work.run("contend")
+        return [found[i, :n] if n > 0 else None for i, n in enumerate(counts[:count].tolist())]
 
     def _make_room(self, rows: int, longest: int, block_size: int) -> None:
         """Buffers for so many rows, and for sequences of so many keys; they only grow."""

@@ -22,6 +22,9 @@ GATE_ROWS = 32
 CHUNK_ROWS = 24
 """Queries of a chunk: as many as have their scores against 16 keys in vector registers at once."""
 
+CONTENDERS = 1024
+"""Tokens that can win one draw, at most; beyond that all are compared."""
+
 
 def rounded_up(count: int, unit: int) -> int:
     """The smallest multiple of ``unit`` that is at least ``count``.

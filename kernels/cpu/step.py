@@ -12,6 +12,7 @@ from numba import carray, njit, types
 from numba.core.ccallback import CFunc
 
 from kernels.cpu.attention import attention
+from kernels.cpu.draw import contend_rows
 from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
 from kernels.cpu.product import CELL, gate_up, product
 from kernels.cpu.rows import embed, likeliest_rows, norm_rows, place_rows
@@ -20,7 +21,7 @@ from kernels.cpu.vectors import claim, cycles, int64_at, pointer_to
 
 TASK_TYPE, LAYER_TYPE = numba.from_dtype(TASK), numba.from_dtype(LAYER)
 layers_at = pointer_to(LAYER_TYPE)
-FORWARD, LOGITS, PRODUCT, PRODUCT_ADD, GATE_UP, ATTENTION = range(len(OPERATIONS))
+FORWARD, LOGITS, PRODUCT, PRODUCT_ADD, GATE_UP, ATTENTION, CONTEND = range(len(OPERATIONS))
 EMBED, NORM, QKV, PLACE, ATTEND, O, GATE, DOWN, HEAD, LIKELIEST = range(10)
 
 
@@ -101,6 +102,8 @@ def run(g):
         gate_up(cell, g.normed, depth * 2, g.rows, g.head, depth, width, scratch, g.gated, width * 2)
     elif g.operation == ATTENTION:
         attention(cell, g, carray(layers_at(g.layers), 1)[0], thread)
+    elif g.operation == CONTEND:
+        contend_rows(cell, g)
 
 
 def compiled(version: int, say: Callable[[], None]) -> Any:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-OPERATIONS = ("forward", "logits", "product", "product_add", "gate_up", "attention")
+OPERATIONS = ("forward", "logits", "product", "product_add", "gate_up", "attention", "contend")
 """What a task asks for; a number in the record."""
 
 PHASES = ("embed", "norm", "qkv", "rotate, write", "attention", "o", "gate, up", "down", "head", "likeliest")
@@ -55,6 +55,11 @@ ADDRESSES = (
     "head",  # packed
     "logits",  # [capacity, vocab_columns] float32
     "likeliest",  # [capacity] int64
+    "drawn_rows",  # [rows] int64: the row of logits that each draw is from
+    "keys",  # [rows] uint64: of each draw's randomness
+    "temperatures",  # [rows] float64
+    "contenders",  # [rows, CONTENDERS] int64
+    "counts",  # [rows] int64
     "counters",  # [cache lines] zeros
     "profile",  # [phases] int64: cycles that the first thread has spent
     # Of each thread:

@@ -273,4 +273,6 @@ def pointer_to(kind):
     return pointer
 
 
-float32_at, uint16_at, int32_at, int64_at = map(pointer_to, (types.float32, types.uint16, types.int32, types.int64))
+float32_at, float64_at, uint16_at, int32_at, int64_at, uint64_at = map(
+    pointer_to, (types.float32, types.float64, types.uint16, types.int32, types.int64, types.uint64)
+)

@@ -191,6 +191,6 @@ def test_the_vector_kernels_say_the_same_but_where_bfloat16_cannot_tell(
     params = SamplingParams(temperature=0.0, max_tokens=RECORDED["num_tokens"])
     answers = LLM(smollm2, dtype="bfloat16").generate([case["prompt_token_ids"] for case in CASES], params)
     said = [answer.outputs[0].token_ids for answer in answers]
-    assert 0.0 < bfloat16_bound < 2.0  # some margins of the reference are larger, so this can fail
+    # A bound that explained everything would show nothing.
     assert any(margin > bfloat16_bound for each in reference_tokens for _, margin in each)
     assert list(unexplained(said, reference_tokens, bfloat16_bound)) == []

@@ -21,6 +21,7 @@ from optimized.checkpoint import (
 from optimized.cpu_path import cpu_path, num_threads
 from optimized.engine import EngineCore
 from optimized.llama import LlamaModel
+from optimized.sampling import Draw, SamplingParams, sample_rows
 from optimized.torch_device import TorchDevice
 from spec.vocabulary import Config, InvalidConfig, Recovery, Request
 from tests.models.test_llama import CONFIG, Paged, chunks_of, dense_logits
@@ -94,6 +95,18 @@ def test_likeliest_is_the_first_largest_logit_and_nothing_where_there_is_none() 
     assert model.likeliest.tolist() == [*expected[:3].tolist(), 0, -1, *expected[5:].tolist()]
     assert model.logits(x[:0]).shape == (0, 2500)
     assert model.likeliest.tolist() == []
+
+
+@needs_vectors
+@pytest.mark.parametrize("temperature", [0.01, 0.7, 1.0, 3.0, 50.0])
+def test_who_wins_a_draw_is_among_the_contenders(temperature: float) -> None:
+    model = vector_model(replace(CONFIG, vocab_size=5001))
+    logits = model.logits(torch.randn(40, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))).numpy()
+    params = SamplingParams(temperature=temperature)
+    draws = [Draw(params, seed=3, sequence=row, position=7) for row in range(len(logits))]
+    found = model.contenders([(row, draw.key, temperature) for row, draw in enumerate(draws)])
+    assert sample_rows(logits, draws, model.likeliest, dict(enumerate(found))) == sample_rows(logits, draws)
+    assert max(len(each) for each in found if each is not None) < 50
 
 
 @needs_vectors
