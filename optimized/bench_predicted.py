@@ -18,6 +18,7 @@ from optimized.bench_compare import MOST_BUSY, busy_s
 from optimized.bench_offline import Task
 from optimized.checkpoint import Checkpoint
 from optimized.device import Sampled
+from optimized.grammar import Barred
 from optimized.model_core import EngineArgs, TorchCore
 from optimized.plan import Plan
 from optimized.planner import Facts, percentile
@@ -199,4 +200,5 @@ def _beside(
 
 
 def _add(core: TimedCore, task: Task, number: int) -> None:
-    core.add(Request(number, tuple(task.prompt_token_ids), task.max_tokens, (number,)), task.params, seed=0)
+    request = Request(number, tuple(task.prompt_token_ids), task.max_tokens, (number,))
+    core.add(request, task.params, seed=0, barred=Barred())

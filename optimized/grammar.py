@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,14 @@ class Grammar:
     def progress(self) -> Progress:
         """An answer that has not begun."""
         return Progress(self)
+
+
+@dataclass(frozen=True)
+class Barred:
+    """What may not come in the answers to a request: the token ids of bad words, and what a grammar does not allow."""
+
+    words: tuple[tuple[Token, ...], ...] = ()
+    grammar: Grammar | None = None
 
 
 class Progress:

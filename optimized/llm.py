@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
-from optimized.grammar import Grammar, Grammars
-from optimized.model_core import BadWords, EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
+from optimized.grammar import Barred, Grammar, Grammars
+from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
 from optimized.progress import progress_bar
 from optimized.prompts import Conversation, Prompt, conversations_of, params_for, prompts_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from optimized.beam_search import BeamSearch, BeamSearchParams
 
-Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, BadWords, Grammar | None]
-"""A request as the engine sees it, as its caller sees it, how it is sampled, the bad words as token ids, its grammar."""
+Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, Barred]
+"""A request as the engine sees it, as its caller sees it, how it is sampled, and what may not come."""
 
 T = TypeVar("T")
 
@@ -360,7 +360,7 @@ class LLM:
             raise InvalidField("n", params.n, f"at most max_num_seqs ({self._core.config.max_num_seqs})")
         if tokenizer is None and (params.stop or params.bad_words):
             raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: stop strings and bad words have no meaning")
-        self._check_params(params)
+        params.demand_known(self.checkpoint.config.vocab_size)
         if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
             raise InvalidField("priority", priority, "a whole number of at most 64 bits")
         if priority and self._core.config.policy is not Policy.PRIORITY:
@@ -405,17 +405,9 @@ class LLM:
         opened = OpenRequest(shown, request_id, prompt, token_ids, outputs)
         if params.prompt_logprobs is not None:
             opened.prompt_logprobs = [None] * len(token_ids)
-        return request, opened, params, self._bad_words(params), self.grammar_of(params)
+        return request, opened, params, Barred(self._bad_words(params), self.grammar_of(params))
 
-    def _check_params(self, params: SamplingParams) -> None:
-        """Token ids are those of this model."""
-        vocab_size = self.checkpoint.config.vocab_size
-        for field, token_ids in params.token_ids.items():
-            for token_id in token_ids:
-                if token_id >= vocab_size:
-                    raise InvalidField(field, token_id, f"made of token ids from 0 to {vocab_size - 1}")
-
-    def _bad_words(self, params: SamplingParams) -> BadWords:
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[Token, ...], ...]:
         """The bad words as they begin a text, and as they stand after a space."""
         spellings = [prefix + word for word in params.bad_words or () for prefix in ("", " ")]
         words = [tuple(self.encode(spelling, add_special_tokens=False)) for spelling in spellings]
@@ -434,9 +426,9 @@ class LLM:
         return max(1, min(config.max_model_len, room) - num_prompt_tokens)
 
     def _add(self, made: Made) -> None:
-        request, opened, params, bad_words, grammar = made
+        request, opened, params, barred = made
         seed = params.seed if params.seed is not None else derived_seed(self.seed, request.request_id)
-        self._core.add(request, params, seed, bad_words, grammar)
+        self._core.add(request, params, seed, barred)
         self._num_requests = request.request_id + 1
         self._num_seqs = request.seq_ids[-1] + 1
         self._open[request.request_id] = self._names[opened.name] = opened

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from optimized.beam_search import BeamSearch
-    from optimized.grammar import Grammar
+    from optimized.grammar import Barred
     from optimized.llama import LlamaModel
     from optimized.sampling import SamplingParams
     from optimized.vector_model import VectorModel
@@ -34,9 +34,6 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULING_POLICIES = tuple(each.value for each in Policy)
-
-BadWords: TypeAlias = tuple[tuple[Token, ...], ...]
-"""The token ids of texts that must not come."""
 
 MakeObserver: TypeAlias = Callable[[Config], Observer]
 """Somebody to watch an engine with these limits."""
@@ -183,14 +180,7 @@ class ModelCore(Protocol):
         """Raise ``InvalidRequest`` if the request can never be served, or never like that."""
         ...
 
-    def add(
-        self,
-        request: Request,
-        params: SamplingParams,
-        seed: int,
-        bad_words: BadWords = (),
-        grammar: Grammar | None = None,
-    ) -> None:
+    def add(self, request: Request, params: SamplingParams, seed: int, barred: Barred) -> None:
         """Let a request wait; each of its sequences is sampled with these parameters and this seed."""
         ...
 
@@ -273,21 +263,14 @@ class TorchCore:
     def check(self, request: Request, params: SamplingParams) -> None:
         self.core.scheduler.check(request)
 
-    def add(
-        self,
-        request: Request,
-        params: SamplingParams,
-        seed: int,
-        bad_words: BadWords = (),
-        grammar: Grammar | None = None,
-    ) -> None:
+    def add(self, request: Request, params: SamplingParams, seed: int, barred: Barred) -> None:
         from optimized.torch_device import SeqSampling
 
         self.core.add(request)
         for ordinal, seq_id in enumerate(request.seq_ids):
-            progress = None if grammar is None else grammar.progress()
+            progress = None if barred.grammar is None else barred.grammar.progress()
             self.device.sampling[seq_id] = SeqSampling(
-                params, seed, ordinal, len(request.prompt), request.stop_token_ids, bad_words, progress
+                params, seed, ordinal, len(request.prompt), request.stop_token_ids, barred.words, progress
             )
 
     def add_beams(self, request: Request, search: BeamSearch) -> None:

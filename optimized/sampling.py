@@ -177,15 +177,18 @@ class SamplingParams:
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
-    @property
-    def token_ids(self) -> dict[str, Sequence[int]]:
-        """Each field that names token ids, with these; whoever knows the vocabulary checks them against it."""
-        return {
+    def demand_known(self, vocab_size: int) -> None:
+        """Raise ``InvalidField`` unless all token ids are those of a vocabulary."""
+        named: dict[str, Sequence[int]] = {
             "stop_token_ids": self.stop_token_ids or (),
             "allowed_token_ids": self.allowed_token_ids or (),
             "forced_token_ids": self.forced_token_ids,
             "logit_bias": [token_id for token_id, _ in self.biases],
         }
+        for field, token_ids in named.items():
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise InvalidField(field, token_id, f"made of token ids from 0 to {vocab_size - 1}")
 
     @property
     def biases(self) -> Sequence[tuple[int, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from optimized.capacity import bytes_per_block
-from optimized.model_core import BadWords, EngineArgs, MakeObserver, Stats
+from optimized.model_core import EngineArgs, MakeObserver, Stats
 from optimized.step import Outcome
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import (
@@ -29,7 +29,7 @@ from spec.vocabulary import (
 if TYPE_CHECKING:
     from optimized.beam_search import BeamSearch
     from optimized.checkpoint import Checkpoint
-    from optimized.grammar import Grammar
+    from optimized.grammar import Barred
     from optimized.sampling import SamplingParams
 
 CACHE_BYTES = 1 << 28
@@ -79,14 +79,7 @@ class ReferenceCore:
                 raise InvalidField(name, getattr(params, name), f"{default!r}: the reference engine knows no other")
         self._engine.engine.check(request)
 
-    def add(
-        self,
-        request: Request,
-        params: SamplingParams,
-        seed: int,
-        bad_words: BadWords = (),
-        grammar: Grammar | None = None,
-    ) -> None:
+    def add(self, request: Request, params: SamplingParams, seed: int, barred: Barred) -> None:
         from reference import Sampling
 
         self._engine.add(request, Sampling(params.temperature, params.top_p, params.top_k, params.min_p, seed))
