@@ -326,6 +326,8 @@ def _room_reported(before: State, report: StepReport, shown: State, seq: SeqId, 
             table.update({(event.start + i) // size: at // size for i, at in enumerate(event.slots)})
     if seq in shown.block_tables and seq in shown.seqs:
         table.update(enumerate(shown.block_tables[seq], shown.seqs[seq].num_dropped_blocks))
+    else:
+        table = _without_repeats(before, report, shown, table)
     start = next(write.start for write in report.writes if write.seq == seq)
     for index in range((start - own.num_computed_tokens) // size):
         found = find(before, key_of(before, seq, index))
@@ -333,6 +335,20 @@ def _room_reported(before: State, report: StepReport, shown: State, seq: SeqId, 
             table.setdefault(index, found)
     copies = [e for e in _early_moves(report) if isinstance(e, Copy) and e.seq == seq]
     return _room(before, seq, num_tokens, (start - own.num_computed_tokens) // size, old, copies, table)
+
+
+def _without_repeats(before: State, report: StepReport, shown: State, table: dict[int, BlockId]) -> dict[int, BlockId]:
+    """The table of a sequence that has ended, when its slots name a block twice though every block is free once: then the
+    slots are wrong and not the table (TABLE-2), and a free block that nobody touched stands for the one that is not known."""
+    if len(set(shown.free)) < len(shown.free):
+        return table
+    size, seen, known = before.config.block_size, set[BlockId](), dict[int, BlockId]()
+    touched = {at // size for event in report.device if isinstance(event, Read | Write) for at in event.slots}
+    spare = [b for b in before.free if b in shown.free and b not in touched | before.cached.keys()]
+    for index, block in sorted(table.items()):
+        known[index] = spare.pop() if block in seen and spare else block
+        seen.add(block)
+    return known
 
 
 def _room_shown(

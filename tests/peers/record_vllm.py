@@ -112,7 +112,7 @@ def machine(make: EngineFactory, row: Row) -> type[EngineMachine]:
         def add(self, data: st.DataObject, count: int) -> None:
             super().add(data, count)
 
-        @precondition(lambda self: self.judged.state.requests)
+        @precondition(lambda self: self.judged.state.requests and not self.judged.state.flights)
         @rule(count=st.integers(1, 20))
         def step(self, count: int) -> None:
             super().step(count)

@@ -9,8 +9,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import machine_for
-from spec.engine import Engine
-from spec.vocabulary import AdmissionRule, CacheKey, Config, Preempt, Publish, Request
+from spec.engine import Engine, StepReport, TokenSource
+from spec.rules import RuleViolation
+from spec.vocabulary import AdmissionRule, CacheKey, Config, Preempt, Publish, Request, replace
 from tests.reference.follow import next_token
 from tests.spec.model_engine import ModelEngine, make_engine, make_engine_ahead, make_engine_at_schedule
 
@@ -68,3 +69,24 @@ def test_a_narrow_pool_with_names_for_what_is_not_written_is_judged_by_its_repor
                 num_seqs += 1
         elif num_requests:
             engine.abort(rng.randrange(num_requests))
+
+
+class FromTheFourth(ModelEngine):
+    """Its slots behind the fourth entry of a table come from the fourth."""
+
+    def step(self, token_source: TokenSource) -> StepReport:
+        report = super().step(token_source)
+        device = (
+            replace(e, slots=(*e.slots[:4], *e.slots[3:4] * len(e.slots[4:]))) for e in report.writes + report.reads
+        )
+        return replace(report, device=tuple(device))
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_a_wrong_slot_is_a_wrong_slot_also_of_a_sequence_that_has_ended(max_tokens: int) -> None:
+    """The suite reads off the slots which blocks it had: of one that nobody shows any more, the allocator was blamed."""
+    config = Config(num_blocks=8, block_size=1)
+    judged = JudgedEngine(FromTheFourth(config), config)
+    judged.add(Request(0, (0, 1, 0, 1, 0), max_tokens, (0,)))
+    with pytest.raises(RuleViolation, match="^TABLE-2 does not hold"):
+        judged.step(next_token)
