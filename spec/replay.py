@@ -7,7 +7,7 @@ from spec import attention, block_table, preemption, prefix_cache, scheduler, sh
 from spec.answers import StepReport
 from spec.choices import USUAL_CHOICES, Choices, Publication
 from spec.interface import names_exist
-from spec.prefix_cache import find, key_of
+from spec.prefix_cache import find, key_of, longest_hit
 from spec.rules import check_rules
 from spec.vocabulary import (
     Abort,
@@ -45,6 +45,7 @@ from spec.vocabulary import (
     SwapOut,
     Write,
     initial_state,
+    open_step,
     replace,
     seqs_of,
 )
@@ -250,14 +251,8 @@ def _begun(
     sources of copies that were made for victims."""
     victims = [event.request_id for event in report.preempted]
     events: list[Event] = [Begin(step_id)]
-    for victim in victims:
-        if victim in before.waiting:
-            events.append(Admit(victim))
-        events += [e for e in swaps if isinstance(e, SwapOut) and _request(before, e.seq) == victim]
-        if held:
-            events += _undone_copies(_follow(before, events), shown, victim, held)
-        events += _published_by(_follow(before, events), shown, victim)
-        events.append(Preempt(victim))
+    for victim in (i for i in victims if i in before.running):
+        events += _preempted(_follow(before, events), shown, victim, swaps, held)
     for seq in (i for request in before.running if request not in victims for i in seqs_of(before, request)):
         events += rooms.get(seq, [])
         events += _published_ahead(before, events, shown)
@@ -269,7 +264,41 @@ def _begun(
                 if _request(before, seq) == request:
                     events += room
                     events += _published_ahead(before, events, shown)
+    for victim in (i for i in victims if i in before.waiting):
+        events.append(Admit(victim))
+        events += _room_in_between(_follow(before, events), shown, victim)
+        events += _preempted(_follow(before, events), shown, victim, swaps, held)
     return [*events, Submit(step_id)]
+
+
+def _preempted(
+    s: State, shown: State, victim: RequestId, swaps: Iterable[SwapOut | SwapIn], held: list[BlockId]
+) -> list[Event]:
+    """The end of a request's time on the device, with what was done for it until then."""
+    events: list[Event] = [e for e in swaps if isinstance(e, SwapOut) and _request(s, e.seq) == victim]
+    if held:
+        events += _undone_copies(_follow(s, events), shown, victim, held)
+    return [*events, *_published_by(_follow(s, events), shown, victim), Preempt(victim)]
+
+
+def _room_in_between(s: State, shown: State, victim: RequestId) -> list[Event]:
+    """The room that sequences of a request got before it was preempted in the step in which it was admitted: as much as
+    there was. Which blocks that were does not matter, as long as the cache has forgotten what they held."""
+    events: list[Event] = []
+    for seq in tuple(seqs_of(s, victim)):
+        hits = tuple(b for i in range(longest_hit(s, seq)) if (b := find(s, key_of(s, seq, i))) is not None)
+        begun: list[Event] = [Hit(seq, hits)] if hits and s.config.prefix_cache else []
+        after, step_id = _follow(s, begun), open_step(s)
+        budget = 0 if step_id is None else block_table.budget_left(s, s.flights[step_id])
+        start = block_table.room(after.seqs[seq])
+        count = min(after.seqs[seq].num_tokens - start, budget)
+        free = [b for b in after.free if b not in after.cached or after.cached[b] != shown.cached.get(b)]
+        lacking = sharing.growth(after, seq, start + count)
+        if seq in s.host_tables or count < 1 or lacking > len(free):
+            return events
+        events += [*begun, Allocate(seq, count, tuple(free[:lacking]))]
+        s = _follow(s, events[-len(begun) - 1 :])
+    return events
 
 
 def _undone_copies(s: State, shown: State, victim: RequestId, held: list[BlockId]) -> list[Event]:

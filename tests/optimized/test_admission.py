@@ -7,11 +7,12 @@ import pytest
 
 from optimized.admission import may_admit, may_fork
 from optimized.engine import SymbolicEngine, make_engine
+from optimized.placement import longest_hit
 from spec import scheduler as spec
 from spec.engine import Admission
 from spec.sharing import fork
-from spec.vocabulary import AdmissionRule, Config, Fork, State
-from tests.optimized.driver import Caller, config_for
+from spec.vocabulary import AdmissionRule, Config, Fork, Request, State
+from tests.optimized.driver import Caller, config_for, next_token
 
 
 class Asker(Caller):
@@ -65,3 +66,18 @@ def test_who_may_come_in_is_what_the_specification_says(rule: AdmissionRule) -> 
         seen += asker.seen
     assert all(seen["admit", now] > 100 for now in (True, False)), seen
     assert rule is not AdmissionRule.NO_EVICT or all(seen["fork", now] > 100 for now in (True, False)), seen
+
+
+@pytest.mark.parametrize("rule", [AdmissionRule.OPTIMISTIC, AdmissionRule.NO_EVICT])
+def test_a_promise_to_the_end_does_not_count_on_what_others_hold(rule: AdmissionRule) -> None:
+    """The head would hit two blocks of a running request: they cost nothing, unless the promise is to hold to the end."""
+    asker = Asker(Config(12, 1, max_num_batched_tokens=8, prefix_cache=True, admission_rule=rule), seed=0)
+    asker.engine.add(Request(0, (0, 1, 0), max_tokens=4, seq_ids=(0,)))
+    asker.engine.step(next_token)
+    asker.engine.add(Request(1, (0, 1, 1, 1), max_tokens=3, seq_ids=(1,)))
+    asker.num_seqs = 2
+    asker.compare()
+    live = asker.engine.core.scheduler
+    assert live.pool.num_in_use(longest_hit(live.pool, live.seqs[1])) == 2
+    assert asker.seen["admit", True]
+    assert asker.seen["admit", False]

@@ -1,0 +1,100 @@
+"""The events of a step, worked out from what an engine reports and shows: they must be possible if those that happened are."""
+
+from dataclasses import replace
+
+from spec.answers import StepReport
+from spec.choices import Choices, EvictionOrder
+from spec.replay import events_of_step, observe, step
+from spec.rules import broken_rules
+from spec.vocabulary import (
+    AdmissionRule,
+    Admit,
+    Allocate,
+    Append,
+    Begin,
+    CacheKey,
+    Complete,
+    Config,
+    Copy,
+    Event,
+    Hit,
+    Observe,
+    Preempt,
+    Publish,
+    Read,
+    Request,
+    Seq,
+    State,
+    Submit,
+    SwapIn,
+    SwapOut,
+    Write,
+    initial_state,
+)
+
+CONFIG = Config(13, 1, max_num_seqs=4, max_num_batched_tokens=16, prefix_cache=True)
+OPTIMISTIC = replace(CONFIG, admission_rule=AdmissionRule.OPTIMISTIC)
+
+
+def led_to(state: State, events: list[Event]) -> State:
+    """Where the events lead; none of them breaks a rule."""
+    for event in events:
+        after = step(state, event)
+        assert [rule.id for rule in broken_rules(state, event, after)] == [], event
+        state = after
+    return state
+
+
+def report_of(events: list[Event]) -> StepReport:
+    return StepReport(
+        device=tuple(e for e in events if isinstance(e, Write | Read | Copy | SwapOut | SwapIn)),
+        emitted=tuple(e for e in events if isinstance(e, Append)),
+        preempted=tuple(e for e in events if isinstance(e, Preempt)),
+    )
+
+
+def crowd() -> State:
+    """Sequence 0 runs in blocks 0 to 3, of which the cache names the last two; the first two names are those of blocks 4
+    and 5, which are free. Sequences 1 and 2 of request 1 wait: 1 begins with the block 4, and 2 with all four."""
+    key = (1, 2, 3, 4)
+    running = Seq(0, (*key, 9), num_prompt_tokens=5, num_computed_tokens=4)
+    forks = {1: Seq(1, (1, 5, 6, 7, 8), num_prompt_tokens=1), 2: Seq(1, (*key, 6), num_prompt_tokens=1)}
+    held = {0: (1,), 1: (1, 2), 2: (1, 2, 3), 3: key, 4: (1,), 5: (1, 2)}
+    return replace(
+        initial_state(OPTIMISTIC, Choices(eviction_order=EvictionOrder.LRU)),
+        free=(6, 5, 7, 8, 9, 10, 11, 12, 4),
+        ref_count=(1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        block_tables={0: (0, 1, 2, 3)},
+        seqs={0: running, **forks},
+        requests={0: Request(0, (*key, 9), 3, (0,)), 1: Request(1, (1,), 6, (1, 2))},
+        waiting=(1,),
+        running=(0,),
+        num_preemptions={1: 1},
+        cached={block: CacheKey(held[block]) for block in (2, 3, 4, 5)},
+        cells=held,
+    )
+
+
+def test_preempt_5_who_is_admitted_and_preempted_in_one_step_had_room_in_between() -> None:
+    """Sequence 1 takes block 5, which sequence 2 would have hit; so 2 does not hit the blocks behind it either, though
+    others hold them, and lacks one more block than was free when its request was admitted."""
+    before = crowd()
+    begun = [
+        Begin(0),
+        Allocate(0, 1, (6,)),
+        Admit(1),
+        Hit(1, (4,)),
+        Allocate(1, 4, (5, 7, 8, 9)),
+        Preempt(1),
+        Submit(0),
+        Write(0, 4, (6,)),
+        Read(0, (0, 1, 2, 3, 6)),
+        Append(0, (1,)),
+        Publish(0, 4),
+        Complete(0),
+    ]
+    after = led_to(before, begun)
+    worked_out = events_of_step(before, report_of(begun), after)
+    state = led_to(before, worked_out)
+    shown = observe(state, after)
+    assert [rule.id for rule in broken_rules(state, Observe(), shown)] == []
