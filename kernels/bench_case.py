@@ -1,15 +1,14 @@
 """A case to measure: lengths and heads, the tensors made from them, and what is right for it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention import paged_attention
 from kernels.attention_plan import AttentionPlan, plan_attention
+from kernels.fp8 import FP8, bytes_of, dequantized, quantized
 from kernels.roofline import Heads, Work, attention_work
 
 
@@ -62,6 +61,7 @@ class Inputs:
     block_tables: Tensor
     seq_lens: Tensor
     query_start: Tensor
+    kv_scales: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -72,7 +72,13 @@ class Inputs:
         positions = torch.arange(int(self.seq_lens[seq]), device=self.query.device)
         block_size = self.key_cache.shape[1]
         where = self.block_tables[seq].long()[positions // block_size], positions % block_size
-        return self.key_cache[where].transpose(0, 1), self.value_cache[where].transpose(0, 1)
+        key, value = (bytes_of(cache)[where].transpose(0, 1) for cache in (self.key_cache, self.value_cache))
+        if self.kv_scales is None:
+            return key, value
+        scales = self.kv_scales[where].transpose(0, 1)
+        numbers = (dequantized(cells.view(FP8), scales[..., i]) for i, cells in enumerate((key, value)))
+        exact_key, exact_value = (each.to(self.query.dtype) for each in numbers)
+        return exact_key, exact_value
 
 
 def make_inputs(case: Case, device: torch.device) -> Inputs:
@@ -81,6 +87,13 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     ids = torch.randperm(sum(needs), generator=random, device=device, dtype=torch.int32).split_with_sizes(needs)
     cell = (case.heads.num_kv_heads, case.heads.head_size)
     pool = (sum(needs), case.block_size, *cell)
+    key_cache, value_cache = (
+        torch.randn(pool, generator=random, device=device, dtype=case.dtype) for _ in ("key", "value")
+    )
+    kv_scales = None
+    if case.heads.is_fp8:
+        (key_cache, key_scales), (value_cache, value_scales) = quantized(key_cache), quantized(value_cache)
+        kv_scales = torch.stack([key_scales, value_scales], -1)
     return Inputs(
         query=torch.randn(
             (sum(case.query_lens), case.heads.num_query_heads, case.heads.head_size),
@@ -88,29 +101,12 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
             device=device,
             dtype=case.dtype,
         ),
-        key_cache=torch.randn(pool, generator=random, device=device, dtype=case.dtype),
-        value_cache=torch.randn(pool, generator=random, device=device, dtype=case.dtype),
+        key_cache=key_cache,
+        value_cache=value_cache,
         block_tables=torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True),
         seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32, device=device),
         query_start=torch.tensor((0, *case.query_lens), device=device).cumsum(0).int(),
-    )
-
-
-def peer_launch(case: Case, inputs: Inputs) -> Callable[[], Tensor] | None:
-    """One call of PyTorch's attention on gathered, contiguous K and V.
-
-    There is one for sequences of one length that are all decodes or all whole prompts.
-    """
-    num_queries, seq_len = case.query_lens[0], case.seq_lens[0]
-    is_uniform = len(set(case.query_lens)) == len(set(case.seq_lens)) == 1 and num_queries in (1, seq_len)
-    if not is_uniform or case.window is not None:
-        return None
-    pairs = [inputs.gathered(seq) for seq in range(len(case.seq_lens))]
-    key, value = (torch.stack(each).contiguous() for each in zip(*pairs, strict=True))
-    query = inputs.query.view(len(case.seq_lens), num_queries, *inputs.query.shape[1:]).transpose(1, 2).contiguous()
-    is_causal = num_queries > 1
-    return lambda: scaled_dot_product_attention(
-        query, key, value, is_causal=is_causal, scale=case.scale, enable_gqa=True
+        kv_scales=kv_scales,
     )
 
 
@@ -126,18 +122,15 @@ def correctness_cases() -> list[Case]:
         (torch.float32, 64, None),
         (torch.float32, 128, 100),
     ]
-    return [
-        Case(
-            f"{dtype} x {head_size}, window {window}",
-            (1, 70, 1, 1),
-            (3000, 200, 17, 1024),
-            Heads(8, 2, head_size, dtype.itemsize),
-            block_size=24,
-            window=window,
-            dtype=dtype,
-        )
-        for dtype, head_size, window in kinds
+    plain = [_check(Heads(8, 2, size, dtype.itemsize), dtype, window) for dtype, size, window in kinds]
+    return plain + [
+        _check(Heads(8, 2, size, is_fp8=True), torch.bfloat16, window) for size, window in ((64, 100), (128, None))
     ]
+
+
+def _check(heads: Heads, dtype: torch.dtype, window: int | None) -> Case:
+    name = f"{dtype} x {heads.head_size}, window {window}{', fp8 cache' * heads.is_fp8}"
+    return Case(name, (1, 70, 1, 1), (3000, 200, 17, 1024), heads, block_size=24, window=window, dtype=dtype)
 
 
 def problems(case: Case, device: torch.device) -> list[str]:
@@ -147,7 +140,13 @@ def problems(case: Case, device: torch.device) -> list[str]:
     own = float((_dense(case, inputs, case.dtype)[0].double() - exact).abs().max())
     last_place = torch.finfo(case.dtype).eps * 2.0 ** float(exact.abs().max().log2().floor()) / 2
     apart, in_a_row = (
-        paged_attention(*inputs.tensors, scale=case.scale, window=case.window, plan=case.plan(device, split=split))
+        paged_attention(
+            *inputs.tensors,
+            scale=case.scale,
+            window=case.window,
+            plan=case.plan(device, split=split),
+            kv_scales=inputs.kv_scales,
+        )
         for split in (True, False)
     )
     error, bound = float((apart.double() - exact).abs().max()), 2 * own + accumulated + last_place

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kernels.arguments import first_key
 from kernels.attention_plan import AttentionPlan
+from kernels.fp8 import SCALE_BYTES
 from kernels.tile_shape import COPY_TILE, power_of_two
 
 INDEX_BYTES = 4  # of a table entry and of a length
@@ -35,6 +36,7 @@ class Heads:
     num_kv_heads: int
     head_size: int
     element_bytes: int = 2
+    is_fp8: bool = False  # the cache; the others have ``element_bytes``
 
     @property
     def group(self) -> int:
@@ -42,7 +44,9 @@ class Heads:
 
     @property
     def cell_bytes(self) -> int:
-        """K or V of one token."""
+        """K or V of one token in the cache."""
+        if self.is_fp8:
+            return self.num_kv_heads * (self.head_size + SCALE_BYTES // 2)
         return self.num_kv_heads * self.head_size * self.element_bytes
 
     @property
