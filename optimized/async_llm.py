@@ -18,6 +18,7 @@ from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
 from optimized.sampling import SamplingParams
+from optimized.waste import Slots
 from spec.vocabulary import Token
 
 
@@ -36,6 +37,8 @@ class Health:
     """For how long there has been something to do and no step has ended, whoever is in its way; None if there is nothing."""
     num_restarts: int
     """How often the engine has died and was made anew."""
+    num_violations: int
+    """How often it died because it broke a rule, and somebody looked."""
 
 
 class AsyncLLM:
@@ -87,11 +90,17 @@ class AsyncLLM:
         in_step = None if started is None else now - started
         idle = None if not engine.num_unfinished else now - max(engine.busy_since, ended or 0.0)
         since = None if ended is None else now - ended
-        return Health(self.is_running, engine.num_unfinished, in_step, since, idle, engine.num_restarts)
+        return Health(
+            self.is_running, engine.num_unfinished, in_step, since, idle, engine.num_restarts, engine.num_violations
+        )
 
     def stats(self) -> Stats:
         """What the cache has done, as of the last step, without waiting for one."""
         return self._engine.stats
+
+    def slots(self) -> Slots | None:
+        """Where the slots of the cache were a second ago, or when the last step ended."""
+        return self._engine.slots
 
     async def generate(
         self,

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Before an engine is made anew, and after it could not be made so often."""
 
+SECONDS_A_COUNT = 1.0
+"""How often the slots of the cache are counted, which takes longer than to read what is counted anyway."""
+
 
 class EngineStopped(RuntimeError):
     """The engine was shut down, or an error ended it (``__cause__``): nobody is served any more."""
@@ -134,6 +137,7 @@ class EngineThread:
         self.is_open = True
         self.is_restarting = False
         self.num_restarts = 0
+        self.num_violations = 0
         self.busy_since = time.monotonic()
         """When there was something to do after there was nothing."""
         self.num_unfinished = 0
@@ -141,6 +145,8 @@ class EngineThread:
         self.step_started: float | None = None
         self.step_ended: float | None = None
         self.stats = llm.stats()
+        self.slots = llm.slots()
+        self._slots_at = time.monotonic()
         self._llm = llm
         self._restarts = restarts
         self._unanswered: dict[Stream, Add] = {}
@@ -238,6 +244,8 @@ class EngineThread:
             if not self._restarts:
                 raise
             logger.exception("the engine has died and is made anew")
+            # An engine knows no rule, only that somebody who watches it may.
+            self.num_violations += type(error).__name__ == "RuleViolation"
             self._begin_again(error)
             return self._is_told_to_stop.is_set()
         return True
@@ -331,6 +339,8 @@ class EngineThread:
                 self._forget(stream)
             if output.finished or stream.kind is not OutputKind.FINAL_ONLY:
                 self._tell(stream, output)
+        if not self._streams or self.step_ended - self._slots_at > SECONDS_A_COUNT:
+            self.slots, self._slots_at = self._llm.slots(), self.step_ended
 
     def _tell(self, stream: Stream, message: Message) -> None:
         try:

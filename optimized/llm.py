@@ -14,8 +14,9 @@ from optimized.grammar import Barred, Grammar, Grammars
 from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
 from optimized.progress import progress_bar
-from optimized.prompts import Conversation, Prompt, conversations_of, params_for, prompts_of
+from optimized.prompts import Conversation, Prompt, checked_ids, conversations_of, params_for, prompts_of
 from optimized.sampling import Logprob, SamplingParams, derived_seed
+from optimized.waste import Slots
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Config, FinishReason, Policy, Request, RequestId, SeqId, Token
 
@@ -100,6 +101,10 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False, and nothing changes, while one of its blocks is in use."""
         return self._core.reset_cache()
+
+    def slots(self) -> Slots | None:
+        """Where the slots of the cache are now, by what keeps them from being used."""
+        return self._core.slots()
 
     # --- all at once --------------------------------------------------------------------------------------------------
 
@@ -311,14 +316,14 @@ class LLM:
             raise InvalidField("prompt", type(text).__name__, "a text")
         if token_ids is None:
             token_ids = self.encode(text or "", add_special_tokens=True)
-        return text, self._checked_ids(token_ids)
+        return text, self._checked(token_ids)
 
     def _read_chat(
         self, messages: Conversation, add_generation_prompt: bool, tools: Conversation | None = None
     ) -> tuple[str, list[Token]]:
         """The text of a conversation, which names its special tokens itself, and its token ids."""
         text = self.checkpoint.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return text, self._checked_ids(self.encode(text, add_special_tokens=False))
+        return text, self._checked(self.encode(text, add_special_tokens=False))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[Token]:
         """The token ids of a text. Raises ``InvalidRequest`` if the model has no tokenizer."""
@@ -332,17 +337,8 @@ class LLM:
             raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: tokens have no text")
         return self.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _checked_ids(self, token_ids: object) -> list[Token]:
-        """Token ids of this model, at least one."""
-        if not isinstance(token_ids, list | tuple):
-            raise InvalidField("prompt", type(token_ids).__name__, "a text or a list of token ids")
-        if not token_ids:
-            raise InvalidField("prompt", "", "at least one token long")
-        vocab_size = self.checkpoint.config.vocab_size
-        for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise InvalidField("prompt", token_id, f"made of token ids from 0 to {vocab_size - 1}")
-        return list(token_ids)
+    def _checked(self, token_ids: object) -> list[Token]:
+        return checked_ids(token_ids, self.checkpoint.config.vocab_size)
 
     def _make(
         self,

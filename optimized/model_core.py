@@ -15,6 +15,7 @@ from optimized.device import Failure, PassFailed, Sampled
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
 from optimized.step import Outcome
+from optimized.waste import Slots, slots_of
 from spec.engine import Observer
 from spec.vocabulary import Config, InvalidConfig, Policy, Recovery, Request, RequestId, SeqId, Token
 
@@ -168,6 +169,8 @@ class Stats:
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     blocks_saved: float = 0.0
+    tokens_computed: int = 0
+    tokens_sampled: int = 0
 
 
 class ModelCore(Protocol):
@@ -208,6 +211,10 @@ class ModelCore(Protocol):
 
     def stats(self) -> Stats: ...
 
+    def slots(self) -> Slots | None:
+        """Where the slots of the cache are, if it can be told."""
+        ...
+
 
 MakeCore: TypeAlias = Callable[[Checkpoint, EngineArgs, MakeObserver | None], ModelCore]
 
@@ -218,6 +225,7 @@ class TorchCore:
     def __init__(self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None) -> None:
         import torch
 
+        from optimized.gpu_room import num_blocks_on_gpu
         from optimized.llama import LlamaModel
 
         on_gpu = chosen_device(args.device)[0] == "cuda"
@@ -371,7 +379,12 @@ class TorchCore:
             num_free_blocks=pool.num_free,
             num_cached_blocks=0 if scheduler.cache is None else scheduler.cache.num_cached,
             blocks_saved=round(spared / max(1, spared + counters.num_block_steps), 4),
+            tokens_computed=counters.num_tokens_computed,
+            tokens_sampled=counters.num_tokens_sampled,
         )
+
+    def slots(self) -> Slots:
+        return slots_of(self.core.scheduler)
 
     def _tokens_of(self, seq_id: SeqId) -> Sequence[Token]:
         return self.core.scheduler.seqs[seq_id].tokens
@@ -434,56 +447,3 @@ def cpu_model(
     from optimized.llama import LlamaModel
 
     return LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu", cache_dtype)
-
-
-def num_blocks_on_gpu(args: EngineArgs, limits: Config, model: LlamaModel, block_bytes: int) -> int:
-    """The blocks for which the GPU has room beside the weights, what others use, and the activations of a full step."""
-    import torch
-
-    if args.num_gpu_blocks_override is not None:
-        return args.num_gpu_blocks_override
-    if args.kv_cache_memory_bytes is not None:
-        return args.num_blocks_in_memory(limits, block_bytes, 0)
-    peak = activation_peak(model, limits)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    used, fraction = total - free, args.gpu_memory_utilization
-    num_blocks = num_blocks_for(total, fraction, used, activation_peak=peak, bytes_per_block=block_bytes)
-    if num_blocks < 1:
-        limit = f"enough: of {total:,} bytes {used:,} are in use, a step needs {peak:,} and one block {block_bytes:,}"
-        raise InvalidConfig("gpu_memory_utilization", fraction, limit)
-    return num_blocks
-
-
-def activation_peak(model: LlamaModel, limits: Config) -> int:
-    """The most bytes that one step takes beside weights and cache: a full step is run, and measured."""
-    import torch
-
-    from optimized.torch_device import TorchDevice
-
-    plan = widest_plan(limits)
-    device = TorchDevice(model, replace(limits, num_blocks=sum(len(table) for table in plan.block_tables)))
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    device.run(plan)
-    return torch.cuda.max_memory_allocated() - before
-
-
-def widest_plan(limits: Config) -> Plan:
-    """A step with as many tokens, and as many sequences that sample, as the limits allow."""
-    count = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    each = min(limits.max_num_batched_tokens // count, limits.max_model_len)
-    size = blocks_needed(each, limits.block_size)
-    rows = range(count)
-    return Plan(
-        step_id=0,
-        seq_ids=tuple(rows),
-        query_start=tuple(range(0, count * each + 1, each)),
-        token_ids=(0,) * (count * each),
-        positions=tuple(range(each)) * count,
-        slot_mapping=tuple(row * size * limits.block_size + place for row in rows for place in range(each)),
-        block_tables=tuple(tuple(range(row * size, (row + 1) * size)) for row in rows),
-        seq_lens=(each,) * count,
-        sample_rows=tuple(range(each - 1, count * each, each)),
-        sample_seq_ids=tuple(rows),
-    )

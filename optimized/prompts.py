@@ -43,3 +43,15 @@ def params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | No
             "sampling_params", f"{len(given)} of them", f"one for all, or one for each of {count} prompts"
         )
     return list(given)
+
+
+def checked_ids(token_ids: object, vocab_size: int) -> list[Token]:
+    """Token ids of a vocabulary, at least one. Raises ``InvalidField``."""
+    if not isinstance(token_ids, list | tuple):
+        raise InvalidField("prompt", type(token_ids).__name__, "a text or a list of token ids")
+    if not token_ids:
+        raise InvalidField("prompt", "", "at least one token long")
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise InvalidField("prompt", token_id, f"made of token ids from 0 to {vocab_size - 1}")
+    return list(token_ids)

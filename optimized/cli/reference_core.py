@@ -11,6 +11,7 @@ from optimized.step import Outcome
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import (
     Allocate,
+    Append,
     Begin,
     Copy,
     Event,
@@ -24,6 +25,7 @@ from spec.vocabulary import (
     State,
     Submit,
     SwapOut,
+    Write,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class ReferenceCore:
         self._make, self._engine = make, make()
         self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
         self._num_swapped_out = self._num_hits = self._num_queried = self._num_used = self._num_spared = 0
+        self._num_computed = self._num_sampled = 0
 
     def check(self, request: Request, params: SamplingParams) -> None:
         for name, default in NOT_HERE.items():
@@ -124,13 +127,20 @@ class ReferenceCore:
             num_free_blocks=self._engine.engine.pool.num_free,
             num_cached_blocks=len(self._engine.engine.pool.cached),
             blocks_saved=round(self._num_spared / max(1, self._num_spared + self._num_used), 4),
+            tokens_computed=self._num_computed,
+            tokens_sampled=self._num_sampled,
         )
+
+    def slots(self) -> None:
+        return None
 
     def event(self, event: Event) -> None:
         """Count, and pass on to whoever watches."""
         self._num_copies += isinstance(event, Copy)
         self._num_preemptions += isinstance(event, Preempt)
         self._num_steps += isinstance(event, Begin)
+        self._num_computed += len(event.slots) if isinstance(event, Write) else 0
+        self._num_sampled += len(event.tokens) if isinstance(event, Append) else 0
         self._num_swapped_out += len(event.blocks) if isinstance(event, SwapOut) else 0
         self._num_hits += len(event.blocks) if isinstance(event, Hit) else 0
         if isinstance(event, Fork | Hit):

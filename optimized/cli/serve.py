@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from optimized.cli.generate import SELF_CHECK_BLOCKS
 from optimized.cli.guard import plain_errors
 from optimized.cli.settings import read_config, with_limits
+from optimized.cli.watch import SelfCheck, Watch
 from optimized.server.limits import Limits
 
 
@@ -97,6 +97,14 @@ def serve(
     swap_space: Annotated[
         float | None, typer.Option(envvar="KVPROOF_SWAP_SPACE", help="GiB of host memory for preempted requests.")
     ] = None,
+    self_check: Annotated[
+        SelfCheck, typer.Option(envvar="KVPROOF_SELF_CHECK", help="Judge the engine by the rules while it serves.")
+    ] = SelfCheck.OFF,
+    trace: Annotated[Path | None, typer.Option(envvar="KVPROOF_TRACE", help="Write every event to this file.")] = None,
+    log_format: Annotated[
+        str, typer.Option(envvar="KVPROOF_LOG_FORMAT", help="text, or json: an object a line.")
+    ] = "text",
+    log_level: Annotated[str, typer.Option(envvar="KVPROOF_LOG_LEVEL", help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     config: Annotated[
         Path | None,
         typer.Option(
@@ -109,8 +117,12 @@ def serve(
     del config  # it has been read before anything else
     from optimized.llm import LLM
     from optimized.model_core import EngineArgs
+    from optimized.server.logs import start_logging
     from optimized.server.serve import Address
     from optimized.server.serve import serve as run
+
+    if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
+        num_gpu_blocks_override = SELF_CHECK_BLOCKS
 
     address = Address(host, port, _keys(api_key or [], api_key_file), allow_unauthenticated, shared_prefix_cache)
     arguments = {
@@ -131,12 +143,11 @@ def serve(
         "swap_space": swap_space,
     }
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.basicConfig(
-        level=os.environ.get("KVPROOF_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
-    )
-    llm = LLM(model, **arguments)  # type: ignore[arg-type]
-    run(llm, served_model_name or [llm.checkpoint.name], address, limits, lambda line: typer.echo(line, err=True))
+    start_logging(log_format, log_level)
+    with Watch("optimized", self_check, trace) as watch:
+        llm = LLM(model, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
+        names = served_model_name or [llm.checkpoint.name]
+        run(llm, names, address, limits, lambda line: typer.echo(line, err=True), self_check.value)
 
 
 def _keys(given: list[str], path: Path | None) -> list[str]:

@@ -41,6 +41,7 @@ class Watch:
         self.trace = trace
         self.kv_events = kv_events
         self._writer: Writer | None = None
+        self._num_made = 0
         self._kv_log: TextIO | None = None
 
     @property
@@ -54,7 +55,12 @@ class Watch:
         if self.trace is not None:
             from spec.trace import Writer
 
-            self._writer = Writer(self.trace, config, self.engine, choices)
+            # An engine that is made anew after a broken rule must not write over what led there.
+            self._num_made += 1
+            path = self.trace if self._num_made == 1 else self.trace.with_name(f"{self.trace.name}.{self._num_made}")
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = Writer(path, config, self.engine, choices)
             observers.append(self._writer)
         if self.self_check is SelfCheck.SAMPLED:
             observers.append(Sampled(config, self.engine, choices))

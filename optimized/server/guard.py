@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -17,8 +19,14 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+logger = logging.getLogger("kvproof.server")
+
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What anybody may ask, key or not. Everything else is denied without a key, if there are keys."""
+
+
+UNLOGGED = OPEN_PATHS | {"/metrics"}
+"""What machines ask all the time."""
 
 
 class Guard:
@@ -38,8 +46,11 @@ class Guard:
         state = scope.setdefault("state", {})
         state["request_id"], state["key"] = request_id, b""
 
+        started = time.monotonic()
+
         async def named_send(message: Message) -> None:
             if message["type"] == "http.response.start":
+                state["status"] = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -57,6 +68,9 @@ class Guard:
                 self._num_of_key[key] -= 1
         except RequestError as error:
             await answer(error, named_send)
+        finally:
+            if scope["path"] not in UNLOGGED:
+                _log(scope, time.monotonic() - started)
 
     def _check(self, scope: Scope) -> bytes | None:
         """The digest of the key that it came with. Raises ``RequestError``."""
@@ -92,6 +106,20 @@ class Guard:
                 for known in self._digests:
                     found = digest if hmac.compare_digest(digest, known) else found
         return found
+
+
+def _log(scope: Scope, seconds: float) -> None:
+    """A line for each request, with nothing in it that its caller has written but what can not break a line."""
+    state, path = scope["state"], scope["path"].encode("unicode_escape").decode()[:100]
+    said = {
+        "request_id": state["request_id"],
+        "method": scope["method"][:20],
+        "path": path,
+        "seconds": round(seconds, 4),
+    }
+    said["status"] = state.get("status", 499)
+    text = "%(request_id)s %(method)s %(path)s: %(status)d in %(seconds).3f s"
+    logger.info(text, said, extra=said)
 
 
 async def answer(error: RequestError, send: Send) -> None:

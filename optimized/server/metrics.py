@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from optimized.async_llm import AsyncLLM
 from optimized.outputs import RequestOutput
+from optimized.sampling import SamplingParams
 
 LABELS = ("model_name", "engine")
 TTFT_BUCKETS = (
@@ -48,6 +49,8 @@ class Metrics:
 
     def __init__(self, engine: AsyncLLM, model_name: str) -> None:
         self._engine = engine
+        self.self_check = "off"
+        """How the engine is judged while it serves."""
         self._labels = (model_name, "0")
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -58,6 +61,11 @@ class Metrics:
         self._latency = self._histogram("e2e_request_latency_seconds", "Time of the whole request.", REQUEST_BUCKETS)
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generated = self._counter("generation_tokens", "Tokens of answers.")
+        counts = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+        self._prompt_lengths = self._histogram("request_prompt_tokens", "Tokens of a prompt.", counts)
+        self._lengths = self._histogram("request_generation_tokens", "Tokens of an answer.", counts)
+        self._choices = self._histogram("request_params_n", "Answers that a request asks for.", (1, 2, 5, 10, 20))
+        self._most_tokens = self._histogram("request_params_max_tokens", "Tokens that it asks for at most.", counts)
         self._corrupted = self._counter("corrupted_requests", "Requests whose logits were no numbers.")
         self._done = Counter(
             "vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry
@@ -81,8 +89,14 @@ class Metrics:
         """A request was turned down for one of our own reasons."""
         self._rejected.labels(*self._labels, reason).inc()
 
-    def ended(self, output: RequestOutput, started: float, first: float) -> None:
+    def ended(self, output: RequestOutput, params: SamplingParams, started: float, first: float) -> None:
         """A request is done; times are those of ``time.monotonic``."""
+        self._prompt_lengths.observe(len(output.prompt_token_ids))
+        self._choices.observe(params.n)
+        if params.max_tokens is not None:
+            self._most_tokens.observe(params.max_tokens)
+        for each in output.outputs:
+            self._lengths.observe(len(each.token_ids))
         now, count = time.monotonic(), sum(len(each.token_ids) for each in output.outputs)
         self._ttft.observe(first - started)
         self._latency.observe(now - started)
@@ -103,6 +117,10 @@ class Metrics:
         yield self._gauge("kvproof:blocks_free", "Blocks that nobody holds.", stats.num_free_blocks)
         yield self._gauge("kvproof:blocks_cached", "Blocks that can be found by their tokens.", stats.num_cached_blocks)
         yield self._gauge("kvproof:blocks_in_use", "Blocks that somebody holds.", used)
+        yield from self._slots()
+        yield self._by("vllm:cache_config_info", "The cache's sizes.", self._sizes(), 1)
+        yield self._by("kvproof:self_check_info", "How the engine is judged.", {"mode": self.self_check}, 1)
+        yield self._total("kvproof:rule_violations", "How often it broke a rule.", health.num_violations)
         yield self._total(
             "kvproof:engine_restarts", "How often the engine died and was made anew.", health.num_restarts
         )
@@ -113,6 +131,24 @@ class Metrics:
         yield self._total("vllm:num_preemptions", "Requests that had to wait again.", stats.num_preemptions)
         yield self._total("kvproof:steps", "Steps of the engine.", stats.steps)
         yield self._total("kvproof:blocks_copied", "Copies on write.", stats.blocks_copied)
+
+    def _sizes(self) -> dict[str, str]:
+        config = self._engine.llm.config
+        return {"block_size": str(config.block_size), "num_gpu_blocks": str(config.num_blocks)}
+
+    def _slots(self) -> Iterator[Metric]:
+        """Where the slots of the cache are; the classes add up to all of them."""
+        slots = self._engine.slots()
+        if slots is not None:
+            family = GaugeMetricFamily("kvproof:slots", "Slots by what is in them.", labels=(*LABELS, "class"))
+            for name in ("tokens", "reserved", "internal", "external"):
+                family.add_metric((*self._labels, name), getattr(slots, name))
+            yield family
+
+    def _by(self, name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=(*LABELS, *labels))
+        family.add_metric((*self._labels, *labels.values()), value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=LABELS)

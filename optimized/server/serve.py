@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,14 @@ import uvicorn
 
 from optimized.async_llm import AsyncLLM
 from optimized.llm import LLM
-from optimized.model_core import Stats
 from optimized.server.app import make_app
 from optimized.server.connection import connection_class
 from optimized.server.guard import Guard
+from optimized.server.heartbeat import beat_for_ever
 from optimized.server.limits import Limits
 from optimized.server.service import Service
 from spec.vocabulary import InvalidConfig
 
-logger = logging.getLogger("kvproof.server")
-
-HEARTBEAT_S = 10.0
 SECONDS_TO_TELL = 5
 """After the time to finish is over, requests are ended by us, and their clients told; uvicorn would only hang up."""
 
@@ -74,10 +70,18 @@ class _Server(uvicorn.Server):
         del sig, frame
 
 
-def serve(llm: LLM, names: Sequence[str], address: Address, limits: Limits, say: Callable[[str], None]) -> None:
-    """Serve until a signal comes. ``say`` gets the lines for whoever started it."""
+def serve(
+    llm: LLM,
+    names: Sequence[str],
+    address: Address,
+    limits: Limits,
+    say: Callable[[str], None],
+    self_check: str = "off",
+) -> None:
+    """Serve until a signal comes. ``say`` gets the lines for whoever started it, ``self_check`` says how it is judged."""
     engine = make_engine(llm, limits)
     app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache)
+    service.metrics.self_check = self_check
     server = _Server(uvicorn_config(app, address, limits), service)
     limits_of_engine = llm.config
     num_full = llm.config.num_blocks * llm.config.block_size // limits_of_engine.max_model_len
@@ -125,7 +129,7 @@ async def _run(server: _Server, engine: AsyncLLM, address: Address, limits: Limi
         say(f"listening on http://{host}:{port}")
 
     ending = _end_in_time(server, engine, limits.shutdown_timeout)
-    beating = [asyncio.ensure_future(each) for each in (announce(), _heartbeat(engine), ending)]
+    beating = [asyncio.ensure_future(each) for each in (announce(), beat_for_ever(engine), ending)]
     try:
         await server.serve()
     finally:
@@ -142,34 +146,3 @@ async def _end_in_time(server: _Server, engine: AsyncLLM, seconds: float) -> Non
     while engine.health.num_unfinished and not server.is_aborting and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     await engine.shutdown()
-
-
-async def _heartbeat(engine: AsyncLLM) -> None:
-    """A line every ten seconds in which something happened, in vLLM's order, with what can be done about preemptions."""
-    before, then = engine.stats(), time.monotonic()
-    while True:
-        await asyncio.sleep(HEARTBEAT_S)
-        now, stats = time.monotonic(), engine.stats()
-        if stats.steps != before.steps:
-            logger.info("%s", heartbeat(before, stats, now - then))
-            if stats.num_preemptions > before.num_preemptions:
-                config = engine.llm.config
-                logger.warning(
-                    "%d requests had to wait again: fewer at once (max_num_seqs is %d) or more memory (%d blocks) would help",
-                    stats.num_preemptions - before.num_preemptions,
-                    config.max_num_seqs,
-                    config.num_blocks,
-                )
-        before, then = stats, now
-
-
-def heartbeat(before: Stats, now: Stats, seconds: float) -> str:
-    """What happened in so many seconds."""
-    used = (now.num_blocks - now.num_free_blocks) / now.num_blocks
-    queried = now.queried_tokens - before.queried_tokens
-    hits = (now.hit_tokens - before.hit_tokens) / queried if queried else 0.0
-    return (
-        f"{(now.steps - before.steps) / seconds:.1f} steps/s, running: {now.num_running} reqs, "
-        f"waiting: {now.num_waiting} reqs, KV cache usage: {used:.1%}, prefix cache hit rate: {hits:.1%}, "
-        f"preemptions: {now.num_preemptions}"
-    )

@@ -295,7 +295,7 @@ class Service:
             self.metrics.rejected("queue_full")
             raise
         if total is not None:
-            self.metrics.ended(total, started, first)
+            self.metrics.ended(total, params, started, first)
 
     def _broken(self, why: object) -> RequestError:
         """What is told of a request that had no further token, or whose work failed. The log has the rest."""

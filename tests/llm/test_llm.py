@@ -11,8 +11,9 @@ from optimized import LLM, RequestOutput, SamplingParams
 from optimized.checkpoint import Checkpoint, ModelConfig, random_checkpoint
 from optimized.cli.reference_core import ReferenceCore
 from optimized.device import Failure
+from optimized.gpu_room import widest_plan
 from optimized.llama import LlamaModel
-from optimized.model_core import TorchCore, widest_plan
+from optimized.model_core import TorchCore
 from optimized.plan import Plan
 from optimized.torch_device import TorchDevice
 from spec.conformance.judge import Follower

@@ -21,6 +21,7 @@ from optimized.checkpoint import Checkpoint
 from optimized.model_core import TorchCore
 from optimized.plan import Plan
 from optimized.server.limits import Limits
+from spec.trace import load
 from tests.models.tiny_files import write_gguf
 from tests.server.conftest import RunningServer, held, running, waited_for
 
@@ -236,7 +237,20 @@ def process(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     write_gguf(tmp_path / "tiny.gguf")
     code = f"{SLOW}from optimized.cli import main\nmain()"
     started = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", str(tmp_path / "tiny.gguf"), "--port", "0", "--shutdown-timeout", "20"],
+        [
+            *(
+                sys.executable,
+                "-c",
+                code,
+                "serve",
+                str(tmp_path / "tiny.gguf"),
+                "--port",
+                "0",
+                "--shutdown-timeout",
+                "20",
+            ),
+            *("--self-check", "sampled", "--trace", str(tmp_path / "trace.jsonl"), "--log-format", "json"),
+        ],
         cwd=ROOT,
         env=os.environ | {"KVPROOF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
@@ -260,7 +274,7 @@ def port_of(process: "subprocess.Popen[str]") -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_a_signal_lets_requests_finish_and_a_second_one_ends_them(
-    process: "subprocess.Popen[str]", num_signals: int
+    process: "subprocess.Popen[str]", num_signals: int, tmp_path: Path
 ) -> None:
     stream = begun(port_of(process), max_tokens=40, stream=True).getresponse()
     first = stream.readline()
@@ -276,3 +290,7 @@ def test_a_signal_lets_requests_finish_and_a_second_one_ends_them(
         assert chunks[-1]["error"]["code"] == "engine_stopped"
         assert len(chunks) < 40
     assert process.wait(20) == 0
+    assert process.stderr is not None
+    lines = [json.loads(line) for line in process.stderr]
+    assert [line["status"] for line in lines if "status" in line] == [200]
+    assert len(load(tmp_path / "trace.jsonl").events) > 10

@@ -78,7 +78,10 @@ def test_other_errors_have_their_status(server: RunningServer) -> None:
     assert server.ask("POST", "/v1/completions", b"{}", text).status == 415
     assert server.ask("POST", "/v1/completions", b'"' + b"x" * (5 << 20) + b'"').status == 413
     assert server.ask("GET", "/health", headers={f"x-{i}": "1" for i in range(101)}).status == 431
-    assert server.chat(tools=[{"type": "function", "function": {"name": "f"}}]).json["error"]["code"] == "unsupported_parameter"
+    assert (
+        server.chat(tools=[{"type": "function", "function": {"name": "f"}}]).json["error"]["code"]
+        == "unsupported_parameter"
+    )
     assert server.chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]).status == 400
 
 

@@ -1,0 +1,173 @@
+"""What a server says of itself: a heartbeat, a line for each request, metrics, and no word of what it was told in secret."""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimized.checkpoint import Checkpoint
+from optimized.model_core import Stats
+from optimized.server.heartbeat import LOW_BEATS, Heartbeat
+from optimized.server.logs import JsonLine, start_logging, text_line
+from spec.rules import RULES, RuleViolation
+from spec.vocabulary import Config, InvalidConfig, Observe
+from tests.server.conftest import RunningServer, running, waited_for
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Config(num_blocks=100, block_size=4, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32)
+START = Stats(
+    blocks_prompt_shared=0,
+    blocks_copied=0,
+    num_preemptions=0,
+    blocks_swapped_out=0,
+    hit_tokens=0,
+    steps=0,
+    num_blocks=100,
+    num_free_blocks=100,
+)
+
+
+def test_a_heartbeat_says_what_happened_in_vllms_words() -> None:
+    heart = Heartbeat(CONFIG, START)
+    assert heart.beat(START, 10.0) == []  # quiet while nothing happens
+    busy = replace(
+        START,
+        steps=5,
+        tokens_computed=500,
+        tokens_sampled=100,
+        num_running=8,
+        num_waiting=2,
+        num_free_blocks=25,
+        queried_tokens=200,
+        hit_tokens=50,
+    )
+    [line] = heart.beat(busy, 10.0)
+    assert line.text == (
+        "Avg prompt throughput: 40.0 tokens/s, Avg generation throughput: 10.0 tokens/s, Running: 8 reqs, "
+        "Waiting: 2 reqs, GPU KV cache usage: 75.0%, Prefix cache hit rate: 25.0%, Preemptions: 0"
+    )
+    _, remedy = heart.beat(replace(busy, steps=6, num_preemptions=3), 10.0)
+    assert (remedy.level, remedy.text) == (
+        logging.WARNING,
+        (
+            "3 requests had to wait again, for want of blocks: fewer at once (max_num_seqs is 8) or more memory "
+            "(num_gpu_blocks is 100) would help"
+        ),
+    )
+
+
+def test_requests_that_wait_beside_an_empty_cache_name_max_num_seqs() -> None:
+    heart = Heartbeat(CONFIG, START)
+    low = [replace(START, steps=step, num_free_blocks=90, num_waiting=5) for step in range(1, 2 * LOW_BEATS + 1)]
+    counts = [len(heart.beat(each, 10.0)) for each in low]
+    assert counts == 2 * [*[1] * (LOW_BEATS - 1), 2]
+    heart = Heartbeat(CONFIG, START)
+    for each in low[: LOW_BEATS - 1]:
+        heart.beat(each, 10.0)
+    assert len(heart.beat(replace(low[-1], num_waiting=0), 10.0)) == 1
+
+
+def test_a_line_is_text_or_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("kvproof.server", logging.INFO, "file", 1, "a\n%s", ("b",), None)
+    record.created, record.msecs, record.request_id = 0.25, 250.0, "x"
+    assert json.loads(JsonLine().format(record)) == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "level": "INFO",
+        "logger": "kvproof.server",
+        "message": "a\nb",
+        "request_id": "x",
+    }
+    assert text_line().format(record) == "1970-01-01T00:00:00.250Z INFO a\nb"
+    assert "\n" not in JsonLine().format(record)
+    for form, level in (("xml", "INFO"), ("json", "LOUD")):
+        with pytest.raises(InvalidConfig):
+            start_logging(form, level)
+
+
+def test_what_was_told_in_secret_is_nowhere(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    server = running(tiny, keys=("CANARYKEY",))
+    key = {"authorization": "Bearer CANARYKEY"}
+    try:
+        body = {"prompt": "CANARYPROMPT", "cache_salt": "CANARYSALT", "user": "CANARYUSER", "max_tokens": 2}
+        found = server.ask("POST", "/v1/completions", body, key)
+        assert found.status == 200
+        [line] = [each for each in caplog.messages if "/v1/completions" in each]
+        assert re.fullmatch(r"[0-9a-f]{32} POST /v1/completions: 200 in \d+\.\d{3} s", line)
+        assert line.startswith(found.headers["x-request-id"])
+        refused = [
+            server.ask("POST", "/v1/completions", {**body, "max_tokens": 1000}, key),
+            server.ask("POST", "/v1/completions", {**body, "temperature": -1}, key),
+            server.ask("GET", "/v1/models", None, {"authorization": "Bearer CANARYWRONG"}),
+        ]
+        server.ask("GET", "/a%0Ab%1b[31m", None, key)
+        shown = server.ask("GET", "/metrics", None, key).body + b"".join(each.body for each in refused)
+        assert b"CANARY" not in shown
+        assert "CANARY" not in caplog.text
+        assert r"GET /a\nb\x1b[31m: 404" in caplog.text
+        assert "/metrics" not in caplog.text
+    finally:
+        server.stop()
+
+
+def names_in(page: str) -> set[str]:
+    return {line.partition("{")[0].partition(" ")[0] for line in page.splitlines() if line and line[0] != "#"}
+
+
+def test_the_dashboard_shows_metrics_that_there_are(server: RunningServer) -> None:
+    server.complete(max_tokens=3)
+    exposed = names_in(server.ask("GET", "/metrics").body.decode())
+    dashboard = json.loads((ROOT / "docs" / "_static" / "grafana.json").read_text())
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used = {name for expression in shown for name in re.findall(r"(?:vllm|kvproof):\w+", expression)}
+    # These have a series only once there was one.
+    assert used - exposed == {"vllm:admission_rejections_total"}
+    assert len(used) > 15
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def value(server: RunningServer, name: str) -> float:
+    found = re.findall(
+        rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", server.ask("GET", "/metrics").body.decode(), re.MULTILINE
+    )
+    return sum(map(float, found))
+
+
+def test_blocks_and_slots_add_up_to_the_cache(server: RunningServer) -> None:
+    server.complete(prompt="a prompt of some length", max_tokens=3)
+    config = server.engine.llm.config
+    assert value(server, "kvproof:blocks_free") + value(server, "kvproof:blocks_in_use") == config.num_blocks
+    assert value(server, "kvproof:slots") == config.num_slots
+    assert value(server, "vllm:cache_config_info") == 1
+    for name in ("prompt_tokens", "generation_tokens", "params_n", "params_max_tokens"):
+        assert value(server, f"vllm:request_{name}_count") > 0, name
+
+
+def test_a_broken_rule_is_counted_and_the_engine_made_anew(tiny: Checkpoint) -> None:
+    class Breaks:
+        """An observer in whose eyes the third look is one too many."""
+
+        num_looks = 0
+
+        def event(self, event: Any) -> None:
+            pass
+
+        def settled(self, snapshot: Callable[[], Any]) -> None:
+            Breaks.num_looks += 1
+            if Breaks.num_looks == 3:
+                raise RuleViolation(RULES["ALLOC-2"], snapshot(), Observe(), snapshot())
+
+    server = running(tiny, make_observer=lambda config: Breaks())
+    try:
+        server.complete(max_tokens=5)
+        assert waited_for(lambda: server.ask("GET", "/ready").status == 200)
+        assert value(server, "kvproof:rule_violations_total") == 1
+        assert server.complete(max_tokens=5).status == 200
+    finally:
+        server.stop()
