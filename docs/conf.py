@@ -25,6 +25,7 @@ extensions = [
     "capacity",
     "capacity_explorer",
     "vllm_runs",
+    "bookkeeping",
 ]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -4,11 +4,58 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from spec.picture import COLOURS, LETTER, MARGIN, Map, caption_of, mark_changes, memory_map
 from spec.replay import step
-from spec.vocabulary import Admit, Begin, Complete, Config, Event, Preempt, RequestId, State, Submit, initial_state
+from spec.vocabulary import (
+    Admit,
+    Begin,
+    BlockId,
+    Complete,
+    Config,
+    Event,
+    Preempt,
+    RequestId,
+    State,
+    Submit,
+    initial_state,
+)
+
+
+class Slots(NamedTuple):
+    """Where the slots of a cache are: the four add up to all of them (Kwon et al. 2023, figure 2).
+
+    ``tokens`` hold a token of a running sequence, ``reserved`` are slots of its blocks that its limits allow it to fill yet,
+    ``internal`` will never be used, and ``external`` belong to blocks that nobody holds.
+    """
+
+    tokens: int
+    reserved: int
+    internal: int
+    external: int
+
+
+def account_of(s: State) -> Slots:
+    """The account of a state. A block that several sequences hold counts once, by whoever fills it most.
+
+    A sequence without a request has no limit: it may fill its blocks. O(blocks in use).
+    """
+    size, filled, fillable = s.config.block_size, dict[BlockId, int](), dict[BlockId, int]()
+    for seq_id, table in s.block_tables.items():
+        seq = s.seqs[seq_id]
+        request = s.requests.get(seq.request_id)
+        # The last token is never stored.
+        most = seq.num_prompt_tokens + request.max_tokens - 1 if request else None
+        for index, block in enumerate(table, start=seq.num_dropped_blocks):
+            start = index * size
+            stop = start + size if most is None else most
+            filled[block] = max(filled.get(block, 0), min(size, max(0, seq.num_computed_tokens - start)))
+            fillable[block] = max(fillable.get(block, 0), min(size, max(0, stop - start)))
+    tokens, external = sum(filled.values()), len(s.free) * size
+    reserved = sum(max(0, count - filled[block]) for block, count in fillable.items())
+    return Slots(tokens, reserved, s.config.num_slots - external - tokens - reserved, external)
 
 
 class Doing(Enum):
@@ -26,6 +73,7 @@ class Step:
 
     number: int
     num_tokens: int
+    slots: Slots
     num_free: int
     doing: Mapping[RequestId, Doing]
     num_events: int
@@ -39,6 +87,8 @@ class Step:
         waiting = count[Doing.WAITS] + count[Doing.PREEMPTED]
         facts = [f"step {self.number}: {self.num_tokens} tokens, {count[Doing.COMPUTES]} requests compute"]
         facts += [f"{waiting} wait; {self.num_free} blocks are free"]
+        slots = self.slots
+        facts += [f"slots: {slots.tokens} tokens, {slots.reserved} reserved, {slots.internal} never used"]
         facts += [f"admitted {' '.join(map(str, self.admitted))}"] if self.admitted else []
         facts += [f"preempted {' '.join(map(str, self.preempted))}"] if self.preempted else []
         return "; ".join(facts)
@@ -95,7 +145,7 @@ def timeline(config: Config, events: Sequence[Event], most_maps: int = 400) -> T
         if len(steps) < len(ends) and number == ends[len(steps)]:
             doing = {**_doing(before, now.computing, seen), **_doing(state, now.computing, seen)}
             facts = (number + 1, tuple(now.admitted), tuple(now.preempted))
-            steps.append(Step(len(steps), now.num_tokens, len(state.free), doing, *facts))
+            steps.append(Step(len(steps), now.num_tokens, account_of(state), len(state.free), doing, *facts))
             seen -= {i for i in seen if i not in state.requests}
             if len(steps) - 1 in drawn:
                 caption = steps[-1].caption if has_steps else caption_of(event)
@@ -133,7 +183,7 @@ class Chart:
 
 
 def chart(time: Timeline, width: float, top: float = 0.0) -> Chart:
-    """A row a request, a column a step; below them the tokens of each step and its free blocks."""
+    """A row a request, a column a step; below them the tokens of each step, its free blocks, and its slots."""
     column = min(16.0, (width - LEFT - MARGIN) / max(1, len(time.steps)))
     out, y = list(_legend(top + 12)), top + 28
     for request in time.requests:
@@ -141,14 +191,20 @@ def chart(time: Timeline, width: float, top: float = 0.0) -> Chart:
         out += _request_row(time, request, y, column)
         y += CHART_ROW
     tokens, free = [each.num_tokens for each in time.steps], [each.num_free for each in time.steps]
+    held = [each.slots.tokens for each in time.steps]
+    fillable = [each.slots.tokens + each.slots.reserved for each in time.steps]
+    taken = [each.slots.tokens + each.slots.reserved + each.slots.internal for each in time.steps]
     bars = (
-        ("tokens", tokens, max(tokens, default=0), "kv-bar"),
-        ("free blocks", free, time.config.num_blocks, "kv-low"),
+        ("tokens", (tokens,), max(tokens, default=0), "kv-bar"),
+        ("free blocks", (free,), time.config.num_blocks, "kv-low"),
+        # One over the other: what holds tokens is darkest, then what may yet, then what never will.
+        ("slots taken", (taken, fillable, held), time.config.num_slots, "kv-low"),
     )
-    for name, heights, most, colour in bars:
+    for name, layers, most, colour in bars:
         y += 12
         out += [_words("kv-quiet", MARGIN, y + 10, name), _words("kv-quiet", MARGIN, y + 24, f"0 to {most}")]
-        out += _bars(heights, most, y, column, colour)
+        for heights in layers:
+            out += _bars(heights, most, y, column, colour)
         out.append(f'<path class="kv-box" d="M{LEFT:g} {y + BAR:g}h{len(time.steps) * column:g}"/>')
         y += BAR
     return Chart(tuple(out), y + MARGIN - top, column)

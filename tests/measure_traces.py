@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import optimized
@@ -75,8 +75,8 @@ def compare(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str,
     return {name: statistics.fmean(sorted(each)[: -(rounds // 50) or None]) for name, each in times.items()}
 
 
-def bookkeeping(folder: Path, num_seqs: int, num_tokens: int) -> Iterable[str]:
-    """What a step costs for each scheduled sequence."""
+def bookkeeping(folder: Path, num_seqs: int, num_tokens: int) -> dict[str, float]:
+    """What a step costs for each scheduled sequence, in seconds, by who watches."""
     config = Config(num_seqs * num_tokens // 8, max_num_seqs=num_seqs, max_num_batched_tokens=8192)
     steps: dict[str, Callable[[], object]] = {}
     for name in WATCHES:
@@ -87,12 +87,11 @@ def bookkeeping(folder: Path, num_seqs: int, num_tokens: int) -> Iterable[str]:
         while any(seq.num_computed < num_tokens for seq in core.scheduler.seqs.values()):
             core.step()
         steps[name] = core.step
-    for name, seconds in compare(steps, 160).items():
-        yield f"{name}: {seconds / num_seqs * 1e6:.2f} us a scheduled sequence ({num_seqs} of {num_tokens} tokens)"
+    return {name: seconds / num_seqs for name, seconds in compare(steps, 160).items()}
 
 
-def model_steps(folder: Path, num_seqs: int) -> Iterable[str]:
-    """What a step of SmolLM2 costs on this CPU."""
+def model_steps(folder: Path, num_seqs: int) -> dict[str, float]:
+    """What a step of SmolLM2 costs on this CPU, in seconds, by who watches."""
     steps: dict[str, Callable[[], object]] = {}
     for name in WATCHES:
         watching = watch(folder, name)
@@ -101,10 +100,7 @@ def model_steps(folder: Path, num_seqs: int) -> Iterable[str]:
             llm.add_request(str(i), [1 + i, 2, 3, 4, 5, 6, 7, 8], SamplingParams(max_tokens=200, ignore_eos=True))
         llm.step()
         steps[name] = llm.step
-    found = compare(steps, 24)
-    for name, seconds in found.items():
-        more = 100 * (seconds / found["unwatched"] - 1)
-        yield f"{name}: {seconds * 1e3:.1f} ms a model step of {num_seqs} sequences, {more:+.1f} %"
+    return compare(steps, 24)
 
 
 def main() -> None:
@@ -118,10 +114,15 @@ def main() -> None:
         print("by counters, an event a line:", speed(check_log, plain))
         write_log(log, 6)
         print("by every rule:", speed(replay_log, log))
-        for line in (*bookkeeping(folder, 64, 200), *bookkeeping(folder, 256, 200), *bookkeeping(folder, 64, 4000)):
-            print(line)
+        for num_seqs, num_tokens in ((64, 200), (256, 200), (64, 4000)):
+            for watcher, seconds in bookkeeping(folder, num_seqs, num_tokens).items():
+                of = f"a scheduled sequence ({num_seqs} of {num_tokens} tokens)"
+                print(f"{watcher}: {seconds * 1e6:.2f} us {of}")
         if "--model" in sys.argv:
-            print("\n".join(model_steps(folder, 16)))
+            found = model_steps(folder, 16)
+            for watcher, seconds in found.items():
+                more = 100 * (seconds / found["unwatched"] - 1)
+                print(f"{watcher}: {seconds * 1e3:.1f} ms a model step of 16 sequences, {more:+.1f} %")
 
 
 if __name__ == "__main__":
