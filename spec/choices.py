@@ -32,7 +32,7 @@ class Choices:
     With ``schedules_ahead`` the device is a queue: it runs the steps in the order in which they were submitted, each to its
     end, whatever becomes of their sequences. So a step may compute the token that an earlier one still draws; what a
     sequence gives up while a step is in flight is free at once, since whoever gets it is in a later step; and a request may
-    be preempted in flight: it is still given the token that is being drawn, and is admitted again after that.
+    be preempted in flight: it is still given the token that is being drawn, and is admitted again when that step is over.
     """
 
     publication: Publication = Publication.AFTER_COMPUTE

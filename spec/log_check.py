@@ -11,67 +11,89 @@ from spec.monitor import METHODS, Monitor
 from spec.replay import step
 from spec.rules import RuleViolation, broken_rules
 from spec.trace import FIELDS, PLAIN, Reader
-from spec.vocabulary import Event, initial_state
+from spec.vocabulary import Event, Read, Slot, initial_state
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A kind of event whose fields are whole numbers, and lists of them. ``num_quotes`` are the quotation marks of its
-    line: a field that is there twice would bring more."""
+    """A kind of event whose fields are whole numbers, and lists of them, and what counts it."""
 
     kind: type
     method: Callable[..., bool]
-    numbers: tuple[str, ...]
-    lists: tuple[str, ...]
-    num_quotes: int
+    names: frozenset[str]
 
-    def fits(self, record: dict[str, Any]) -> bool:  # Any: whatever JSON can hold
-        """Whether a record has these fields, and no other beside the event's name."""
-        for name in self.numbers:
-            if type(record.get(name)) is not int:
-                return False
-        for name in self.lists:
-            value = record.get(name)
-            if type(value) is not list or (value and set(map(type, value)) != _INT):
-                return False
-        return len(record) == len(self.numbers) + len(self.lists) + 1
-
-    def event(self, record: dict[str, Any]) -> Event:
+    def event(self, record: dict[str, Any]) -> Event:  # Any: whatever JSON can hold
         event: Event = self.kind(**{name: _frozen(value) for name, value in record.items()})
         return event
-
-
-_INT = {int}
 
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _plain(kind: type) -> Plain:
-    fields = FIELDS[kind]
-    numbers = tuple(name for name, hint in fields.items() if hint is int)
-    lists = tuple(name for name, hint in fields.items() if hint is not int)
-    return Plain(kind, METHODS[kind], numbers, lists, 2 * (len(fields) + 2))
+NUMBERS = b"0123456789, "
+"""What numbers are written with, and lists of them."""
 
 
-_KINDS = {kind.__name__: _plain(kind) for kind in PLAIN if kind in METHODS}
+def _shape(kind: type) -> bytes:
+    """What is left of a plain event's line without its numbers. JSON in which these are no numbers is none."""
+    fields = (f'"{name}":' + ("" if hint is int else "[]") for name, hint in FIELDS[kind].items())
+    return f'{{"event":"{kind.__name__}"{"".join(fields)}}}\n'.encode()
+
+
+_KINDS = {_shape(kind): Plain(kind, METHODS[kind], frozenset(FIELDS[kind])) for kind in PLAIN if kind in METHODS}
+
+
+class Records:
+    """Decodes the lines of plain events. What a read spells out begins as the last one of its sequence: so only what is
+    new in it is decoded."""
+
+    def __init__(self) -> None:
+        self._decode = json.JSONDecoder().raw_decode
+        self._last: dict[bytes, tuple[bytes, list[Slot]]] = {}
+
+    def record(self, plain: Plain, line: bytes) -> dict[str, Any] | None:
+        """The fields of the event; None if the line is not what its shape says: there may be digits in a name."""
+        if plain.kind is not Read:
+            return self._fields(plain, line)
+        head, end = line[: line.find(b"[")], line.rfind(b"]")
+        text, slots = self._last.get(head, (b"", []))
+        if text and line.startswith(text) and line.startswith(b", ", len(text)):
+            fields = self._fields(plain, head + b"[" + line[len(text) + 2 :])
+            if fields is not None:
+                fields["slots"] = slots + fields["slots"]
+        else:
+            fields = self._fields(plain, line)
+        if fields is not None and fields["slots"]:
+            if len(self._last) > MOST_READERS:
+                self._last.clear()
+            self._last[head] = line[:end], fields["slots"]
+        return fields
+
+    def _fields(self, plain: Plain, line: bytes) -> dict[str, Any] | None:
+        try:
+            record, end = self._decode(line.decode("ascii"))
+        except ValueError:
+            return None
+        if end != len(line) - 1 or record.pop("event", None) != plain.kind.__name__ or record.keys() != plain.names:
+            return None
+        fields: dict[str, Any] = record
+        return fields
+
+
+MOST_READERS = 4096
+"""Sequences whose last read is remembered."""
 
 
 def check_log(reader: Reader) -> int:
     """Judge a whole log by counters, and say how many events it has. Raises ``RuleViolation`` at the first event that
     breaks a rule, and ``TraceError`` at the first line that is wrong."""
-    monitor, decode = Monitor(reader.config, reader.engine, reader.choices), json.JSONDecoder().raw_decode
+    monitor, records = Monitor(reader.config, reader.engine, reader.choices), Records()
     try:
         for line in reader.lines():
-            try:
-                text = line.decode()
-                record, end = decode(text)
-                plain = _KINDS[record["event"]] if end == len(text) - 1 else None
-            except (LookupError, TypeError, ValueError, RecursionError):
-                plain = None
-            if plain is not None and text.count('"') == plain.num_quotes and plain.fits(record):
-                del record["event"]
+            plain = _KINDS.get(line.translate(None, NUMBERS))
+            record = records.record(plain, line) if plain is not None else None
+            if plain is not None and record is not None:
                 reader.num_events += 1
                 monitor.num_events += 1
                 if monitor.judges_all or not plain.method(monitor, **record):

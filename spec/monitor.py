@@ -67,6 +67,7 @@ class Monitor(Mirror):
         self.engine = engine
         self.num_events = 0  # that were judged, the one that broke a rule included
         self._same: dict[SeqId, tuple[tuple[BlockId, ...], tuple[BlockId, ...]]] = {}
+        self._slots: dict[SeqId, tuple[tuple[BlockId, ...], list[Slot]]] = {}
 
     def load(self, s: State) -> None:
         """Be this state. What an engine that schedules ahead may do, the rules know and the counters do not."""
@@ -342,7 +343,10 @@ class Monitor(Mirror):
         q, table, size = self.seqs.get(seq), self.tables.get(seq), self.config.block_size
         if q is None or table is None or not self._reads(seq, q, start, len(slots)):
             return False
-        if list(slots) == slots_of_table(table, start - q.dropped * size, len(slots), size):
+        known, first = self._slots.get(seq), start - q.dropped * size
+        if known is None or known[0] is not table:
+            known = self._slots[seq] = (table, slots_of_table(table, 0, len(table) * size, size))
+        if first >= 0 and [*slots] == known[1][first : first + len(slots)]:
             return True
         return {at // size for at in slots} <= set(table)
 
@@ -438,6 +442,7 @@ class Monitor(Mirror):
             return False
         self.forget(seq)
         self._same.pop(seq, None)
+        self._slots.pop(seq, None)
         return True
 
     def _finish(self, seq: SeqId, reason: FinishReason) -> bool:

@@ -124,8 +124,8 @@ def num_hits_in_use(s: State, seq_id: SeqId) -> int:
 
 
 def admission(s: State, request_id: RequestId, budget: int) -> Admission:
-    """Whether a waiting request may run now, with ``budget`` tokens left in the step. Not before a step in flight has
-    given it the token that it still draws: it would be drawn again.
+    """Whether a waiting request may run now, with ``budget`` tokens left in the step. Not while the step
+    still runs in which it was preempted: what that draws would be drawn again.
 
     The watermark is left free at every admission but the first: an empty engine admits whatever fits.
     """
@@ -133,8 +133,8 @@ def admission(s: State, request_id: RequestId, budget: int) -> Admission:
     spare = len(s.free) - owed - (s.config.watermark_blocks if s.running else 0)
     seats = s.config.max_num_seqs - seats_taken(s)
     fits = num_seats(s, request_id) <= seats and blocks_wanted(s, request_id, budget) <= spare
-    drawing = any(is_drawing(s, i) for i in seqs_of(s, request_id))
-    return Admission.NOW if fits and budget > 0 and not drawing else Admission.LATER
+    in_flight = any(i in flight.stops for flight in s.flights.values() for i in seqs_of(s, request_id))
+    return Admission.NOW if fits and budget > 0 and not in_flight else Admission.LATER
 
 
 def passed_over(s: State, flight: Flight) -> list[SeqId]:

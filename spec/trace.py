@@ -155,7 +155,9 @@ class Reader:
 
     def __init__(self, source: Iterable[bytes], file: str) -> None:
         self._lines = iter(source)
-        self._place = Place(file, 0)
+        self.file = file
+        self.line = 0
+        """The number of the line that was read last."""
         self.num_events = 0
         """The events that were read so far."""
         self.num_judged = 0
@@ -180,9 +182,8 @@ class Reader:
         self._tables = Tables()
 
     @property
-    def line(self) -> int:
-        """The number of the line that was read last."""
-        return self._place.line
+    def _place(self) -> "Place":
+        return Place(self.file, self.line)
 
     def __iter__(self) -> Iterator[Event]:
         for line in self.lines():
@@ -197,7 +198,7 @@ class Reader:
     def lines(self) -> Iterator[bytes]:
         """The lines after the first one, as they stand. Whoever reads them says ``end`` when it comes to the last."""
         while True:
-            self._place = Place(self._place.file, self._place.line + 1)
+            self.line += 1
             line = next(self._lines, b"")
             if not line.endswith(b"\n"):
                 raise self._place.error(None, "the log is cut off")
@@ -233,7 +234,7 @@ class Reader:
         if (counted := read(int, record["num_events"], "num_events", self._place)) != self.num_events:
             raise self._place.error("num_events", f"is {counted}, and there are {self.num_events} events before it")
         if next(self._lines, None) is not None:
-            raise Place(self._place.file, self._place.line + 1).error(None, "the log has ended above")
+            raise Place(self.file, self.line + 1).error(None, "the log has ended above")
 
     def _next(self) -> Mapping[str, object]:
         """The next line, which must be there."""

@@ -23,6 +23,7 @@ from spec.uncounted import UNCOUNTED, counted_rules
 from spec.vocabulary import (
     Add,
     Allocate,
+    Append,
     Begin,
     Config,
     Event,
@@ -30,6 +31,7 @@ from spec.vocabulary import (
     Fork,
     Preempt,
     Publish,
+    Read,
     Start,
     State,
     Write,
@@ -250,6 +252,12 @@ def test_a_wrong_column_is_named(line: int, old: str, new: str, field: str, prob
         '{"event": "Write", "seq": 0, "start": 0, "slots": [4, 5.0]}',
         '{"event": "Write", "seq": 0, "start": 0, "slots": 4}',
         '{"event": ["Begin"], "step_id": 0}',
+        '{"event": "Be1gin", "step_id": 0}',
+        '{"event": "Begin", "step_id2": 0}',
+        '{"event": "Begin", "step_id": 00}',
+        '{"event": "Begin", "step_id": }',
+        '{"event": "Begin", "step_id": 0} 7',
+        '7 {"event": "Begin", "step_id": 0}',
         "[" * 100_000,
         "",
         "7",
@@ -258,6 +266,19 @@ def test_a_wrong_column_is_named(line: int, old: str, new: str, field: str, prob
 )
 def test_a_line_that_a_replay_refuses_is_refused(line: str) -> None:
     assert batch_error(line).line == 4
+
+
+def test_a_read_that_begins_as_the_last_one_is_judged_to_its_end() -> None:
+    """Only what is new in it is decoded: neither a wrong beginning nor a wrong end gets by."""
+    config = Config(num_blocks=12, block_size=1)
+    events: list[Event] = [Start(0, (5, 6)), Allocate(0, 2, (10, 11)), Write(0, 0, (10, 11)), Read(0, (10, 11))]
+    events += [Append(0, (7,)), Allocate(0, 1, (2,)), Write(0, 2, (2,))]
+    for slots, rule in {(10, 11, 2): None, (10, 11, 1): "ATTN-2", (10, 1, 2): "ATTN-2", (10, 11): "ATTN-3"}.items():
+        expected = None if rule is None else (len(events) + 1, rule)
+        assert by_counters(config, [*events, Read(0, slots)]) == expected
+    text = dumps(Trace(config, (*events, Read(0, (10, 11, 2))))).replace("[10, 11, 2]", "[10, 11, 2.0]")
+    with pytest.raises(TraceError, match="slots"):
+        check_log(Reader(BytesIO(text.encode()), "log"))
 
 
 @pytest.mark.parametrize("name", ["num_blocks", "num_host_blocks", "block_size"])

@@ -102,6 +102,7 @@ def test_sched_11_who_was_preempted_comes_back_after_his_token() -> None:
     waiting = follow(DRAWING, Preempt(0), Submit(2), Begin(3))
     assert admission(waiting, 0, budget=4) is Admission.LATER
     forbids("SCHED-11", waiting, Admit(0))
+    forbids("SCHED-11", IN_CHUNKS, Preempt(0), Submit(2), Begin(3), Admit(0))
     allows("SCHED-11", waiting, Append(0, (8,)), Complete(1), Admit(0))
 
 
