@@ -278,7 +278,9 @@ def times(runs: Sequence[Run]) -> Facts:
     """How long requests took and how many were done, over the draws of a traffic; in seconds."""
 
     def percentiles(value: str) -> dict[str, dict[str, float]]:
-        numbers = [[getattr(each, value) for each in run.served] for run in runs]
+        numbers = [
+            sorted([getattr(each, value) for each in run.served]) for run in runs
+        ]  # once, not for each percentile
         return {
             f"p{percent}": Spread.of([percentile(each, percent) for each in numbers]).facts for percent in (50, 90, 99)
         }
