@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from spec.vocabulary import Config, InvalidConfig, Request
 
 GROUPS = ((1, 32), (1, 256), (4, 64), (8, 128), (16, 32), (32, 48), (64, 16))
 """What is measured before: so many requests at once, with prompts of so many tokens. Each step of theirs is one measurement."""
-GROUP_OUTPUT = 4
+GROUP_OUTPUT, GROUP_ROUNDS = 4, 3
 Say = Callable[[str], None]
 
 
@@ -95,20 +95,26 @@ class Fit:
 
 
 def calibrate(core: TimedCore, vocab_size: int, say: Say = lambda _: None) -> Fit:
-    """Measure the steps of the groups, twice each after one that does not count, and fit."""
-    steps, random, number = list[Measured](), np.random.default_rng(0), 0
-    limits = core.config
-    for index, (count, length) in enumerate((GROUPS[0], *GROUPS, *GROUPS)):
-        say(f"group {index} of {2 * len(GROUPS)}")
-        length = min(length, limits.max_model_len - GROUP_OUTPUT)
-        for _ in range(min(count, limits.max_num_seqs)):
-            _add(core, Task(random.integers(vocab_size, size=length).tolist(), GROUP_OUTPUT), number)
-            number += 1
-        while core.core.has_work:
-            step, _ = core.timed_step()
-            if index:
-                steps.append(step)
+    """Measure the steps of the groups, three times each after one round that does not count, and fit what they take in the median."""
+    random, steps, first_id = np.random.default_rng(0), list[Measured](), 0
+    longest = core.config.max_model_len - GROUP_OUTPUT
+    for number, (count, length) in enumerate(GROUPS):
+        say(f"group {number + 1} of {len(GROUPS)}")
+        rounds = []
+        for _ in range(1 + GROUP_ROUNDS):
+            for request_id in range(first_id, first_id + min(count, core.config.max_num_seqs)):
+                prompt = random.integers(vocab_size, size=min(length, longest)).tolist()
+                _add(core, Task(prompt, GROUP_OUTPUT), request_id)
+            first_id += count
+            rounds.append(list(_steps(core)))
+        for same in zip(*rounds[1:], strict=True):
+            steps.append(replace(same[0], seconds=statistics.median([each.seconds for each in same])))
     return Fit.of(steps)
+
+
+def _steps(core: TimedCore) -> Iterator[Measured]:
+    while core.core.has_work:
+        yield core.timed_step()[0]
 
 
 def serve(core: TimedCore, tasks: Sequence[Task], first_id: int) -> tuple[float, list[float]]:

@@ -17,6 +17,8 @@ from optimized.simulation import Counted, Gate, Replica, Run, simulate
 from optimized.workload import MAX_LEN, Arrival, PoissonTraffic
 from spec.vocabulary import Config, InvalidConfig, Recovery
 
+LEAST_REQUESTS = 50
+"""So many come on average, at the least, where it is measured whether an objective holds."""
 SATURATING_REQUESTS, SATURATING_ROUNDS = 600, 5
 """How many requests wait at once when the saturation rate is measured: so many at least, and so many times as fit."""
 
@@ -259,7 +261,7 @@ def largest_rate(
 ) -> float:
     """The largest rate, to one part in 32 of the saturation rate, at which the objective holds; 0 if it never does.
 
-    With one draw of the traffic, scaled: the same requests come closer together.
+    With one draw of the traffic, scaled: the same requests come closer together, for as long as it takes until some have come.
     """
     most = serving.saturation_rate(traffic, seed)
     low, high = 0, 32
@@ -267,7 +269,8 @@ def largest_rate(
         middle = (low + high) // 2
         rate = most * middle / 32
         progress(f"{rate:.2f} requests a second")
-        if objective.holds(serving.run(replace(traffic, rate=rate).arrivals(seed))):
+        scaled = replace(traffic, rate=rate, duration_s=max(traffic.duration_s, LEAST_REQUESTS / rate))
+        if objective.holds(serving.run(scaled.arrivals(seed))):
             low = middle
         else:
             high = middle

@@ -113,10 +113,10 @@ class Question:
         if not 0 <= self.shared_len <= longest:
             raise InvalidConfig("shared_len", self.shared_len, f"from 0 to max_model_len ({longest})")
         if prompt.mean + output.mean > longest:
-            both = f"{self.prompt_len} and {self.output_len}"
-            raise InvalidConfig(
-                "prompt_len and output_len", both, f"together at most max_model_len ({longest}) on average"
-            )
+            limit = f"together with output_len ({self.output_len}) at most max_model_len ({longest}) on average"
+            raise InvalidConfig("prompt_len", self.prompt_len, limit)
+        if self.prefix_share != 1.0 and not self.shared_len:
+            raise InvalidConfig("prefix_share", self.prefix_share, "left out without --shared-len")
         share = self.prefix_share if self.shared_len else 0.0
         return PoissonTraffic(self.rate, self.duration, prompt, output, longest, self.shared_len, share)
 
@@ -277,7 +277,7 @@ def _values(given: str, kind: str) -> Iterator[int | float | str]:
     else:
         texts = [text.strip() for text in given.split(",") if text.strip()]
     for text in texts:
-        yield int(text) if whole else float(text) if kind == "float" else text
+        yield int(text) if whole else float(text) if kind.startswith("float") else text
 
 
 def _points(numbers: list[float], spreads: list[dict[str, float]]) -> tuple[tuple[float, float, float, float], ...]:

@@ -281,6 +281,8 @@ def test_the_largest_rate_keeps_what_was_promised() -> None:
     assert 0.0 < rate <= here.saturation_rate(load)
     assert objective.holds(here.run(replace(load, rate=rate).arrivals(0)))
     assert largest_rate(here, load, Objective.read("ttft=0.000001")) == 0.0
+    short = replace(load, duration_s=1e-6)  # at a low rate nobody would come in it
+    assert largest_rate(here, short, objective) > 0.0
 
 
 @pytest.mark.slow
