@@ -17,7 +17,7 @@ from time import process_time
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "docs/capacity.json"
 PRESETS = {name: f"kvproof plan --preset {name} --json" for name in ("workshop", "paper", "baselines")}
-COARSE = "kvproof plan --replicas 4 --rate 40 --duration 86400 --seeds 1 --coarse --json"
+COARSE = "kvproof plan --replicas 2 --rate 10 --duration 86400 --seeds 1 --coarse --json"
 WORKLOAD = "python tests/peers/workloads.py mixed --n 64"
 FLEET_REQUESTS, FLEET_REPLICAS, FLEET_RATE = 250_000, 64, 8.0
 
