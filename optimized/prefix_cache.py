@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from itertools import groupby, islice
 from struct import error, pack, unpack
 from typing import Protocol
@@ -99,6 +100,15 @@ class PrefixCache:
         self._root = _with_length(secrets.token_bytes(32) if root is None else root) + _with_length(model.encode())
         # A root lives as long as a record or a sequence that starts from it: salts of the past leave nothing behind.
         self._roots: WeakValueDictionary[str, Record] = WeakValueDictionary()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PrefixCache:
+        """A cache of its own, with roots of its own: a weak dictionary copies its keys only."""
+        made = object.__new__(PrefixCache)
+        memo[id(self)] = made
+        roots = {salt: deepcopy(root, memo) for salt, root in self._roots.items()}
+        fields = {name: deepcopy(value, memo) for name, value in vars(self).items() if name != "_roots"}
+        vars(made).update(fields, _roots=WeakValueDictionary(roots))
+        return made
 
     def root(self, salt: str) -> Record:
         """Where the records of all prefixes under this salt begin."""

@@ -72,6 +72,11 @@ def test_the_queue_is_sorted_whoever_leaves(seed: int) -> None:
         assert len(queue._heap) <= 2 * len(waiting) + 1, "whoever has left is forgotten in time"
 
 
+def test_nobody_leaves_an_empty_queue() -> None:
+    with pytest.raises(IndexError, match="nobody waits"):
+        WaitingQueue().pop()
+
+
 def test_a_step_does_the_same_work_however_many_wait_and_however_large_the_pool_is() -> None:
     """Calls are counted, not seconds, and only those of the engine's own code: the interpreter has calls of its own."""
 

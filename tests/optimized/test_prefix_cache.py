@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 
 import optimized
 import reference
 from optimized.engine import EngineCore
+from optimized.placement import num_blocks_to_place
 from optimized.prefix_cache import PrefixCache, Record
 from optimized.symbolic_device import SymbolicDevice
 from spec.engine import EngineFactory
@@ -153,3 +155,23 @@ def test_a_later_turn_finds_the_answer_of_the_earlier_one() -> None:
     assert core.stats()["num_hit_tokens"] == 6
     assert core.reset_cache()
     assert core.stats()["num_cached_blocks"] == 0
+
+
+def test_a_copy_has_records_of_its_own() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 2, 3, 4], [4, 5])
+    copied = deepcopy(cache)
+    copied.evict([4, 5])
+    assert cache.find([cache.root("")], [1, 2, 3, 4], limit=2) == [4, 5]
+    assert copied.publish([copied.root("")], [1, 2, 3, 4], 0, [6, 7]) == [0, 1]
+    assert (cache.num_cached, copied.num_cached) == (2, 2)
+
+
+def test_the_next_chunk_begins_behind_what_is_hit() -> None:
+    config = Config(num_blocks=16, block_size=2, prefix_cache=True)
+    core = EngineCore(config, SymbolicDevice(config.block_size, lambda seq, prefix: 7))
+    core.add(Request(0, (1, 2, 3, 4, 5), max_tokens=1, seq_ids=(0,)))
+    core.step()
+    core.add(Request(1, (1, 2, 3, 4, 5, 6, 7, 8), max_tokens=1, seq_ids=(1,)))
+    pool, seq = core.scheduler.pool, core.scheduler.seqs[1]
+    assert [num_blocks_to_place(pool, seq, budget, config.block_size) for budget in (1, 2, 3, 4, 5)] == [3, 3, 4, 4, 4]
