@@ -131,9 +131,8 @@ class Monitor(Mirror):
         self.load(after)
 
     def _raise_broken(self, before: State, event: Event, after: State) -> None:
-        promised = (
-            self.config.admission_rule is AdmissionRule.NO_EVICT
-        )  # then nobody is preempted: it may take its time
+        # Then nobody is preempted: it may take its time.
+        promised = self.config.admission_rule is AdmissionRule.NO_EVICT
         for rule in broken_rules(before, event, after):
             if rule.id not in UNCOUNTED or (promised and rule.id == "PREEMPT-5"):
                 before, after = concerned(before, event, after)
@@ -322,10 +321,9 @@ class Monitor(Mirror):
         if q is None or table is None or start != q.computed or not 0 < count <= q.scheduled:
             return False
         first, last = start // size - q.dropped, (start + count - 1) // size - q.dropped
-        if count == 1:
-            if slots[0] != table[first] * size + start % size:
-                return False
-        elif list(slots) != slots_of_table(table, start - q.dropped * size, count, size):
+        if count == 1 and slots[0] != table[first] * size + start % size:
+            return False
+        if count > 1 and list(slots) != slots_of_table(table, start - q.dropped * size, count, size):
             return False
         for block in table[first : last + 1]:
             if self.ref_count[block] != 1 and self.num_entries(block) != 1 or block in self.cached:
