@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels import AttentionPlan
 from kernels.cpu.layout import CONTENDERS, PackedWeight, pack_weight, rounded_up
+from kernels.cpu.memory import Arena
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
 from optimized.checkpoint import ModelConfig
@@ -38,10 +39,11 @@ class VectorModel:
         self.likeliest: npt.NDArray[np.int64] | None = None
         weights = WeightReader(config, tensors, self.dtype, self.device)
         embedding = weights.tensor("model.embed_tokens.weight").contiguous()
-        self._layers = [_packed(config, weights.layer(index)) for index in range(config.num_layers)]
+        arena = Arena()
+        self._layers = [_packed(weights.layer(index), arena) for index in range(config.num_layers)]
         self._norm = weights.tensor("model.norm.weight").float()
         head = embedding if config.tie_word_embeddings else weights.tensor("lm_head.weight")
-        self._head = pack_weight(head)
+        self._head = pack_weight(head, arena=arena)
         self._records = layer_records([_addressed(layer) for layer in self._layers])
         team = Team(num_threads)
         self._forward, self._logits = Workspace(team, config.num_layers), Workspace(team)
@@ -199,7 +201,7 @@ class VectorModel:
         self._records["value_cache"] = [cache.data_ptr() for cache in values]
 
 
-def _packed(config: ModelConfig, layer: Layer) -> dict[str, PackedWeight | Tensor | None]:
+def _packed(layer: Layer, arena: Arena) -> dict[str, PackedWeight | Tensor | None]:
     """A layer's weights under the names of its record."""
     gate, up = layer.gate_up.chunk(2)
     query_norm, key_norm = layer.qk_norms or (None, None)
@@ -212,10 +214,10 @@ def _packed(config: ModelConfig, layer: Layer) -> dict[str, PackedWeight | Tenso
         "key_norm": key_norm,
     }
     packed = {
-        "qkv": pack_weight(layer.qkv),
-        "o": pack_weight(layer.o),
-        "gate_up": pack_weight(gate, up),
-        "down": pack_weight(layer.down),
+        "qkv": pack_weight(layer.qkv, arena=arena),
+        "o": pack_weight(layer.o, arena=arena),
+        "gate_up": pack_weight(gate, up, arena=arena),
+        "down": pack_weight(layer.down, arena=arena),
     }
     return {**{name: None if vector is None else vector.float() for name, vector in singles.items()}, **packed}
 

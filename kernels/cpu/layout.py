@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cpu.memory import Arena
+
 TILE_COLUMNS = 48
 """Columns of one tile of a product: with 8 rows, 24 of the 32 vector registers."""
 
@@ -57,12 +59,13 @@ class PackedWeight:
         return self.tiles.shape[1] * 2
 
 
-def pack_weight(*parts: Tensor) -> PackedWeight:
-    """Weights ``[num_columns, depth]`` of one shape as one packed weight."""
+def pack_weight(*parts: Tensor, arena: Arena | None = None) -> PackedWeight:
+    """Weights ``[num_columns, depth]`` of one shape as one packed weight, in this arena's memory."""
     num_columns, depth = parts[0].shape
     pairs = rounded_up(depth, 4) // 2
     shape = (rounded_up(num_columns, TILE_COLUMNS), pairs * 2)
-    packed = torch.empty((shape[0] // TILE_COLUMNS, len(parts), pairs, TILE_COLUMNS, 2), dtype=torch.bfloat16)
+    packed_shape = (shape[0] // TILE_COLUMNS, len(parts), pairs, TILE_COLUMNS, 2)
+    packed = (arena or Arena()).zeros(packed_shape, torch.bfloat16)
     for index, part in enumerate(parts):
         wide = part.to(torch.bfloat16)
         if part.shape != shape:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.layout import CHUNK_ROWS, GATE_ROWS, TILE_COLUMNS
+from kernels.cpu.memory import zeros
 from kernels.cpu.task import COUNTERS_BESIDE, COUNTERS_PER_LAYER, LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.team import Team
 
@@ -54,7 +55,7 @@ class Workspace:
         """A tensor of this shape, which starts as zeros and is there again the next time."""
         held = self._held.get(name)
         if held is None or held.shape != torch.Size(shape):
-            held = torch.zeros(tuple(shape), dtype=dtype)
+            held = zeros(shape, dtype)
             self.hold(name, held)
         return held
 

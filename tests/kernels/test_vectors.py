@@ -131,3 +131,16 @@ def test_cores_are_no_more_than_the_control_group_grants(tmp_path) -> None:
     assert _quota(quota) > 1000
     assert _quota(tmp_path / "missing") > 1000
     assert 1 <= usable_cores() <= 4096
+
+
+def test_an_arena_cuts_tensors_that_do_not_overlap_and_begin_at_cache_lines() -> None:
+    from kernels.cpu.memory import CHUNK, Arena
+
+    arena = Arena()
+    shapes = [(3, 5), (1,), (CHUNK // 8, 3), (64,)]  # the third is larger than what is left of a chunk
+    made = [arena.zeros(shape, torch.float32) for shape in shapes]
+    for index, tensor in enumerate(made):
+        assert tensor.data_ptr() % 64 == 0
+        assert not tensor.any()
+        tensor.fill_(index + 1.0)
+    assert [float(tensor.min()) for tensor in made] == [1.0, 2.0, 3.0, 4.0] == [float(tensor.max()) for tensor in made]
