@@ -216,11 +216,11 @@ def check_write(
     demand("key", "rank", key.dim(), 3)
     demand("key", "shape after num_tokens", tuple(key.shape[1:]), tuple(key_cache.shape[2:]))
     demand("value", "shape", tuple(value.shape), tuple(key.shape))
-    demand("value", "dtype", value.dtype, key.dtype)
     for argument, tensor in (("key", key), ("value", value)):
         check_numbers(argument, tensor, key_cache)
         demand(argument, "device", tensor.device, key_cache.device)
         demand(argument, "last stride", tensor.stride(2), 1)
+    demand("value", "dtype", value.dtype, key.dtype)
     check_index("slot_mapping", slot_mapping, 1, torch.int64, key_cache.device)
     demand("slot_mapping", "length", slot_mapping.shape[0], key.shape[0])
 

@@ -16,7 +16,7 @@ from kernels.arguments import (
 from kernels.attention_kernel import merge_splits_kernel, paged_attention_kernel
 from kernels.attention_plan import AttentionPlan, check_plan, check_plan_lengths, plan_attention
 from kernels.attention_signature import signed
-from kernels.fp8 import NATIVE, bytes_of
+from kernels.fp8 import FP8, NATIVE, bytes_of
 from kernels.launching import check_device
 from kernels.tile_shape import architecture_of, power_of_two
 
@@ -121,7 +121,7 @@ def _checked_plan(
     """The caller's plan or a new one, and no value that it leads to is out of range."""
     num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
     num_query_heads = query.shape[1]
-    check_plan(plan, num_query_heads // num_kv_heads, window)
+    check_plan(plan, num_query_heads // num_kv_heads, window, query.device)
     if plan is None or values_are_checked():
         starts, lengths = query_start.tolist(), seq_lens.tolist()
         query_lens = [end - begin for begin, end in pairwise(starts)]
@@ -137,6 +137,7 @@ def _checked_plan(
             dtype=query.dtype,
             device=query.device,
             window=window,
+            is_fp8=key_cache.dtype == FP8,
         )
     table_width = block_tables.shape[1]
     check_lengths(plan.query_lens, plan.seq_lens, num_tokens=len(query), table_width=table_width, block_size=block_size)

@@ -47,11 +47,12 @@ def plan_attention(
     dtype: torch.dtype,
     device: torch.device,
     window: int | None = None,
+    is_fp8: bool = False,
     shapes: TileShapes | None = None,
     split: bool | None = None,
     num_padding_tiles: int = 0,
 ) -> AttentionPlan:
-    """A plan for these lengths.
+    """A plan for these lengths, queries of ``dtype``, and a cache of the same type or of fp8.
 
     ``split`` gives the splits of long decodes their own programs; the result has the same bits, and None decides by
     how many programs there are without. ``shapes`` are for tests and measurements. Padding tiles keep the grid of a
@@ -59,7 +60,7 @@ def plan_attention(
     """
     group = num_query_heads // num_kv_heads
     if shapes is None:
-        shapes = tile_shapes(architecture_of(device), head_size=head_size, group=group, dtype=dtype)
+        shapes = tile_shapes(architecture_of(device), head_size=head_size, group=group, dtype=dtype, is_fp8=is_fp8)
     if split is None:
         split = sum(num_queries == 1 for num_queries in query_lens) * num_kv_heads < ENOUGH_PROGRAMS
     decode_tiles: list[tuple[int, int, int, int]] = []
@@ -102,8 +103,10 @@ def plan_attention(
     )
 
 
-def check_plan(plan: AttentionPlan | None, group: int, window: int | None) -> None:
-    """A plan that is given was made for these heads and this window."""
+def check_plan(plan: AttentionPlan | None, group: int, window: int | None, device: torch.device) -> None:
+    """A plan that is given was made for these heads, this window and this device."""
+    if plan is not None and plan.merges.device != device:
+        raise BadArgument("plan", "device", plan.merges.device, f"{device} of query")
     if plan is not None and plan.group != group:
         raise BadArgument("plan", "group", plan.group, f"{group} of query")
     if plan is not None and plan.window != window:

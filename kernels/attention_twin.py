@@ -53,7 +53,7 @@ def cpu_paged_attention(
     demand("query", "device", query.device.type, "cpu")
     starts, lengths = query_start.tolist(), seq_lens.tolist()
     query_lens = [end - begin for begin, end in pairwise(starts)]
-    check_plan(plan, query.shape[1] // key_cache.shape[2], window)
+    check_plan(plan, query.shape[1] // key_cache.shape[2], window, query.device)
     check_plan_lengths(plan, query_lens, lengths)
     num_blocks, block_size = key_cache.shape[:2]
     if values_are_checked():

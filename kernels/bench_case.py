@@ -47,6 +47,7 @@ class Case:
             dtype=self.dtype,
             device=device,
             window=self.window,
+            is_fp8=self.heads.is_fp8,
             split=split,
         )
 

@@ -97,7 +97,11 @@ class FakeTensor:
 def shape_of(configuration: Configuration) -> TileShape:
     dtype = getattr(torch, configuration.dtype)
     shapes = tile_shapes(
-        configuration.target, head_size=configuration.head_size, group=configuration.group, dtype=dtype
+        configuration.target,
+        head_size=configuration.head_size,
+        group=configuration.group,
+        dtype=dtype,
+        is_fp8=configuration.fp8,
     )
     return shapes.prefill if configuration.kernel == "prefill" else shapes.decode
 

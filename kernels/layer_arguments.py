@@ -42,6 +42,8 @@ def check_norm(hidden: Tensor, weight: Tensor, residual: Tensor | None) -> None:
 
 def check_weight(argument: str, weight: Tensor, size: int, device: torch.device) -> None:
     demand(argument, "shape", tuple(weight.shape), (size,))
+    if weight.dtype not in DTYPES:
+        raise BadArgument(argument, "dtype", weight.dtype, f"one of {DTYPES}")
     demand(argument, "device", weight.device, device)
     demand(argument, "last stride", weight.stride(0), 1)
 

@@ -4,6 +4,10 @@
     gate     gate / (1 + e^-gate) * up
     rotate   (a, b) -> (a cos - b sin, b cos + a sin) for the pairs of a head: its two halves, or neighbours
 
+    hidden, residual, gate, up   [num_tokens, size]                                    any stride between rows
+    query, key, value            [num_tokens, num_heads, head_size]                    any strides, the last one is 1
+    cache                        [num_blocks, block_size, num_kv_heads, head_size]     likewise
+
 Everything is computed in float32 and rounded once. A row's result depends on that row alone.
 """
 

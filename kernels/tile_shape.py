@@ -61,6 +61,9 @@ _PREFILL = {
     ("gfx942", 256): TileShape(64, 16, 0, 8, 2),
 }
 
+# Where what an fp8 cache is decoded to takes the registers of so many rows.
+_FP8_PREFILL_ROWS = {("sm_80", 128): 64, ("sm_90", 256): 64}
+
 # Exact products of float32 take no tensor core and many registers: a small tile, for tests.
 _FLOAT32 = TileShape(16, 16, 0, 4, 2)
 
@@ -70,7 +73,10 @@ def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def tile_shapes(architecture: str, *, head_size: int, group: int, dtype: torch.dtype) -> TileShapes:
+def tile_shapes(
+    architecture: str, *, head_size: int, group: int, dtype: torch.dtype, is_fp8: bool = False
+) -> TileShapes:
+    """The shapes for queries of this type over a cache of the same, or one of fp8."""
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture is {architecture!r}, there are tile shapes for {', '.join(ARCHITECTURES)}")
     head = max(power_of_two(head_size), 32)
@@ -84,7 +90,8 @@ def tile_shapes(architecture: str, *, head_size: int, group: int, dtype: torch.d
     num_warps = 8 if has_work_for_8 else 4  # a wide group needs more registers, or more threads that have some
     decode = TileShape(rows, tile_tokens, SPLIT_TOKENS, num_warps, _DECODE_STAGES[architecture])
     prefill = _PREFILL[architecture, max(head, 64)]
-    return TileShapes(decode, replace(prefill, rows=max(prefill.rows, rows)))
+    most = _FP8_PREFILL_ROWS.get((architecture, head), prefill.rows) if is_fp8 else prefill.rows
+    return TileShapes(decode, replace(prefill, rows=max(most, rows)))
 
 
 def write_warps(num_kv_heads: int, head_size: int) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, bytes_of, copy_blocks, plan_attention
+from kernels import FP8, AttentionPlan, bytes_of, copy_blocks, plan_attention
 from optimized.beam_search import BeamSearch
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.grammar import Progress
@@ -157,6 +157,7 @@ class TorchDevice:
             window=self.model.config.sliding_window,
             dtype=self.model.dtype,
             device=self.model.device,
+            is_fp8=self.kv_caches[0][0].dtype == FP8,
         )
 
     def _tensor(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:

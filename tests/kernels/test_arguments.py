@@ -149,6 +149,8 @@ def test_a_plan_for_another_step_is_refused(attend):
     refused(attend, batch, "plan", (2, 2), (1, 3), plan=plan_of(other_queries))
     refused(attend, batch, "plan", 5, None, plan=plan_of(batch, window=5))
     refused(attend, batch, "plan", 4, 2, plan=plan_of(build(replace(RECIPE, group=4))))
+    elsewhere = replace(plan_of(batch), merges=torch.empty(0, 3, dtype=torch.int32, device="meta"))
+    refused(attend, batch, "plan", "meta", "cpu of query", plan=elsewhere)
 
 
 @BOTH

@@ -166,6 +166,7 @@ def test_cpu_tensors_take_the_twins():
         ("hidden", torch.zeros(1, 1).expand(1, 40_000).contiguous(), torch.zeros(40_000), 40_000, 32768),
         ("weight", torch.zeros(2, 64), torch.zeros(63), 63, 64),
         ("weight", torch.zeros(2, 64), torch.zeros(64, device="meta"), "meta", "cpu"),
+        ("weight", torch.zeros(2, 64), torch.zeros(64, dtype=torch.int64), "int64", "float32"),
     ],
 )
 def test_a_bad_norm_is_refused(rms_norm, argument, hidden, weight, found, needed):
