@@ -375,3 +375,37 @@ def test_every_file_says_what_it_is() -> None:
         name_of(path) for path in files(*PACKAGES) if path.read_text().strip() and not ast.get_docstring(tree_of(path))
     ]
     none(silent)
+
+
+# What could run what others wrote
+
+LOADERS = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+RUNNERS = {"eval", "exec", "os.system", "os.popen", "torch.load", "yaml.load", "yaml.unsafe_load", "pty.spawn"}
+SWITCHES = {"shell", "trust_remote_code", "allow_pickle"}
+RUNS_OUR_OWN = {"spec/proofs/mutations.py": "it runs our own model with one change in it"}
+
+
+def dangers_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Loaded objects, texts that are run, and switches that allow either."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((each.name, node.lineno) for each in names if each.name.partition(".")[0] in LOADERS)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in LOADERS:
+                yield module, node.lineno
+            case ast.Call(func=ast.Name() | ast.Attribute() as function) if ast.unparse(function) in RUNNERS:
+                yield ast.unparse(function), node.lineno
+            case ast.keyword(arg=str(name), value=value) if name in SWITCHES and ast.unparse(value) != "False":
+                yield name, node.value.lineno
+
+
+def test_nothing_of_ours_loads_objects_or_runs_texts() -> None:
+    """Servers were taken over by pickles, templates and expressions; ours has nothing to take over."""
+    assert len(list(dangers_in(ast.parse("import pickle.x\nfrom dill import y\neval(z)\nf(shell=True, b=1)")))) == 4
+    offences = [
+        f"{name_of(path)}:{line} has {what}"
+        for path in files(*PACKAGES)
+        if name_of(path) not in RUNS_OUR_OWN
+        for what, line in dangers_in(tree_of(path))
+    ]
+    none(offences)

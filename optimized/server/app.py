@@ -129,7 +129,7 @@ def make_app(
     async def failed(request: Request, error: Exception) -> Response:
         return _told(request, error)
 
-    return Guard(app, service.limits, keys), service
+    return Guard(app, service.limits, keys, service.demand_room), service
 
 
 def _version() -> str:

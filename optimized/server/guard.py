@@ -25,6 +25,8 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 """What anybody may ask, key or not. Everything else is denied without a key, if there are keys."""
 
 
+TO_THE_ENGINE = frozenset({"/v1/completions", "/v1/chat/completions"})
+
 UNLOGGED = OPEN_PATHS | {"/metrics"}
 """What machines ask all the time."""
 
@@ -32,8 +34,12 @@ UNLOGGED = OPEN_PATHS | {"/metrics"}
 class Guard:
     """Stands in front of the application. Routes do not know of keys, so none can forget to ask for one."""
 
-    def __init__(self, app: App, limits: Limits, keys: Iterable[str] = ()) -> None:
+    def __init__(
+        self, app: App, limits: Limits, keys: Iterable[str] = (), demand_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """``demand_room`` raises ``RequestError`` if there is no room for one more request to the engine."""
         self.app = app
+        self._demand_room = demand_room
         self.limits = limits
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._num_of_key: Counter[bytes] = Counter()
@@ -94,6 +100,8 @@ class Guard:
                 raise RequestError(
                     415, "unsupported_media_type", "the body must have the content type application/json"
                 )
+            if scope["path"] in TO_THE_ENGINE:
+                self._demand_room()  # before its body is read: who is refused is refused soon, whatever he sends
         return key
 
     def _key_of(self, headers: list[tuple[bytes, bytes]]) -> bytes | None:

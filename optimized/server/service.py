@@ -73,6 +73,15 @@ class Service:
             own = hmac.new(self._secret, key, "sha256").hexdigest()
             body.cache_salt = f"{own} {body.cache_salt or ''}"
 
+    def demand_room(self) -> None:
+        """Raise if there is no room for one more request."""
+        if self.is_draining:
+            raise RequestError(503, "draining", "the server is shutting down")
+        count = self.engine.health.num_unfinished
+        if count >= self.limits.max_num_queued_reqs:
+            self.metrics.rejected("queue_full")
+            raise told(EngineBusy(count))
+
     # --- completions --------------------------------------------------------------------------------------------------
 
     async def complete(self, body: CompletionRequest, request_id: str) -> CompletionAnswer:
@@ -251,8 +260,6 @@ class Service:
                 f"{num_prompts} x {choices} answers are asked for, at most {most.max_choices} (max_choices)",
                 "n",
             )
-        if self.is_draining:
-            raise RequestError(503, "draining", "the server is shutting down")
 
     async def _all(
         self, prompts: Sequence[Prompt], params: SamplingParams, body: SamplingFields
