@@ -157,6 +157,42 @@ def test_a_later_turn_finds_the_answer_of_the_earlier_one() -> None:
     assert core.stats()["num_cached_blocks"] == 0
 
 
+def test_a_block_is_packed_the_same_whatever_stands_beside_it() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    published(cache, [1, 2, 1 << 40, 3], [4, 5])
+    assert cache.find([cache.root("")], [1, 2, 9, 9], limit=2) == [4]
+    assert cache.find([cache.root("")], [1, 2, 1 << 40, 3], limit=2) == [4, 5]
+
+
+def test_records_are_equal_token_by_token_up_to_their_roots() -> None:
+    def line(*packs: bytes) -> Record:
+        record = Record(None, b"same", packs[0])
+        for packed in packs[1:]:
+            record = Record(record, b"same", packed)
+        return record
+
+    assert line(b"salt", b"a", b"b") == line(b"salt", b"a", b"b")
+    assert line(b"salt", b"a", b"b") != line(b"other", b"a", b"b")
+    assert line(b"salt", b"a", b"b") != line(b"salt", b"c", b"b")
+    assert line(b"a") != line(b"salt", b"a")
+    assert line(b"salt", b"a") != line(b"a")
+    assert line(b"salt") != "salt"
+
+
+def test_a_block_is_lost_if_it_could_be_found_once_and_can_no_longer() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    assert not cache.is_lost([cache.root("")], 0)
+    chain = published(cache, [1, 2], [4])
+    assert not cache.is_lost(chain, 0)
+    assert not cache.is_lost(chain, 1)
+    cache.evict([4])
+    assert cache.is_lost(chain, 0)
+    with pytest.raises(KeyError, match="4"):
+        cache.key_of(4)
+    published(cache, [1, 2], [6])
+    assert not cache.is_lost(chain, 0)
+
+
 def test_a_copy_has_records_of_its_own() -> None:
     cache = PrefixCache(num_blocks=8, block_size=2)
     published(cache, [1, 2, 3, 4], [4, 5])
