@@ -318,3 +318,11 @@ def test_a_workload_is_served_and_counted(run: Run, tiny_path: Path, tmp_path: P
     load.write_text('{"prompt_token_ids": [1, 2, 3], "max_tokens": 4}\n')
     facts = json.loads(run("bench", "offline", load, "--model", tiny_path, "--json").stdout)
     assert (facts["tokens_in"], facts["tokens_out"]) == (3, 4)
+
+
+def test_a_number_of_partial_prefills_is_no_setting(run: Run) -> None:
+    """The order of service prefills one request at a time (docs/architecture.md), so a number is refused, not ignored."""
+    for command in (("generate", "hello"), ("serve",)):
+        result = run(*command, "--max-num-partial-prefills", "2")
+        assert result.exit_code == 2
+        assert "No such option" in result.stderr

@@ -11,6 +11,7 @@ from optimized.engine import SymbolicEngine, make_engine
 from spec.engine import Admission, InvalidRequest
 from spec.vocabulary import AdmissionRule, Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
 from tests.optimized.driver import config_for
+from tests.optimized.test_leaks import Trace
 
 Said = dict[tuple[RequestId, int], tuple[Token, ...]]
 """What sample number so-and-so of a request says."""
@@ -239,3 +240,28 @@ def test_traces_of_aborts_and_preemptions_leave_nothing(first: int) -> None:
     """10,000 of them, the first 400 each time."""
     for seed in {0: range(400), 1: range(400, 5_000), 2: range(5_000, 10_000)}[first]:
         assert_nothing_is_left(random_trace(seed))
+
+
+class Watching(Trace):
+    """Looks at each step that is begun for requests of which it leaves a part of the tokens out."""
+
+    num_partial = 0
+
+    def begin(self) -> None:
+        super().begin()
+        seqs = self.core.scheduler.seqs
+        for plan in self.plans[-1:]:
+            left = [seqs[i] for i in plan.seq_ids if i in seqs]
+            partial = {s.request for s in left if s.num_computed + s.num_scheduled < len(s.tokens)}
+            assert len(partial) <= 1
+            self.num_partial += len(partial)
+
+
+def test_at_most_one_request_is_partly_prefilled_in_a_step() -> None:
+    """So there is no ``max_num_partial_prefills`` to set: the order of service is that limit (docs/architecture.md)."""
+    num_partial = 0
+    for seed in range(60):
+        trace = Watching(seed)
+        trace.run(num_calls=60)
+        num_partial += trace.num_partial
+    assert num_partial > 50
