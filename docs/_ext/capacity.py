@@ -177,8 +177,8 @@ def recovery_rows(facts: dict) -> list[list[str]]:
     return [
         [
             size,
-            f"{1e3 * each['swap_s']:.1f} ms",
-            f"{1e3 * each['recompute_s']:.1f} ms",
+            f"{1e3 * each['swap_s']:.1f}",
+            f"{1e3 * each['recompute_s']:.1f}",
             f"{each['ratio']:.2f}",
             *(f"{each[key]:.2f}" if key in each else "" for key in ("swap_requests_per_s", "recompute_requests_per_s")),
         ]
@@ -222,7 +222,7 @@ def fleet_rows(facts: dict) -> list[list[str]]:
 TABLES = {
     "recovery": (
         "paper",
-        ["tokens per block", "swap", "recompute", "ratio", "crowd with swap, requests a second", "with recompute"],
+        ["tokens per block", "swap, ms", "recompute, ms", "ratio", "crowd with swap, a second", "with recompute"],
         recovery_rows,
     ),
     "prediction": ("prediction", ["requests", "", "measured", "predicted", "error"], prediction_rows),
