@@ -46,11 +46,16 @@ class Hunt:
     recorder: Recorder | None = None
     failed: Failed | None = None
     limit_s: float = CALL_LIMIT_S
+    cut: Exception | None = None
 
     def begin(self, config: Config) -> Recorder:
         """A story begins."""
         if self.failed is None:
-            self.check_time(lambda: f"{self.num_stories} stories")
+            try:
+                self.check_time(lambda: f"{self.num_stories} stories")
+            except Exception as cut:
+                self.cut = cut
+                raise
             self.num_stories += 1
         self.config, self.recorder = config, None
         try:
@@ -85,6 +90,8 @@ class Hunt:
         except AssertionError as error:
             self.note(Differs(str(error), check=_check(str(error))))
         except Flaky as error:
+            if self.cut is not None:  # a story that was told before, and is cut off now
+                raise self.cut from None
             name = self.target.call.__name__
             self.note(AdapterFault(name, f"the same calls lead elsewhere when they are made again: {error}"))
         except FAILURES:

@@ -3,16 +3,20 @@
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis.errors import Flaky
 
-from spec.conformance import guard
+from spec.conformance import guard, hunt
 from spec.conformance.declared import try_engine
 from spec.conformance.door import judged_engine
 from spec.conformance.guard import AdapterFault, within
-from spec.conformance.machine import next_token
-from spec.conformance.target import Kind, load
+from spec.conformance.machine import EngineMachine, next_token
+from spec.conformance.story import Setting
+from spec.conformance.target import Kind, Target, load
 from spec.vocabulary import AdmissionRule, Config, Request
 from tests.conformance import faulty
 
@@ -110,6 +114,28 @@ def test_what_is_declared_and_never_done_is_a_lie(make: type[faulty.Adapter], me
     with pytest.raises(AdapterFault) as raised:
         try_engine(make)
     assert (raised.value.method, raised.value.sentence) == (method, words)
+
+
+def test_a_hunt_that_is_cut_off_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis tells a story again, this time there is no time left for it, and to Hypothesis that is an engine that does
+    not do the same twice."""
+
+    class Over(Exception):
+        pass
+
+    def check_time(done: Callable[[], str]) -> None:
+        raise Over
+
+    def tell(machine: object, settings: object) -> None:
+        with suppress(Over):
+            cut.begin(CONFIG)
+        raise Flaky("Inconsistent data generation!")
+
+    target = Target("faulty:Adapter", Kind.ENGINE, faulty.Adapter)
+    cut = hunt.Hunt(target, Setting("", {}), partial(judged_engine, faulty.Adapter), check_time)
+    monkeypatch.setattr(hunt, "run_state_machine_as_test", tell)
+    with pytest.raises(Over):
+        cut.run(EngineMachine, max_examples=1)
 
 
 def test_somebody_elses_alarm_still_rings() -> None:
