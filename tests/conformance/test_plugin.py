@@ -7,6 +7,10 @@ import pytest
 
 from spec.rules import RuleViolation
 from tests.conformance.conftest import Run
+from tests.mutants.ahead_zoo import AHEAD_ZOO
+from tests.mutants.pool_zoo import POOL_ZOO
+from tests.mutants.reference_zoo import REFERENCE_ZOO
+from tests.mutants.sabotage import Mutant, sabotaged
 
 KERNEL = """
 def attend(query, key_cache, value_cache, block_tables, seq_lens, query_start, scale):
@@ -163,3 +167,23 @@ def test_a_pool_is_judged_in_the_same_way(
     [test] = done.tests.values()
     assert (test["rule"], test["method"]) == (rule, method)
     assert words in test["sentence"]
+
+
+SAMPLE = [
+    (REFERENCE_ZOO, "the last in the queue is admitted first", ":make_engine", "L2"),
+    (AHEAD_ZOO, "a step computes the token after the one that is being drawn", ".model_engine:make_engine_ahead", "L3"),
+    (POOL_ZOO, "a key that the cache has is published again", ":make_pool", "L1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("zoo", "name", "factory", "level"), SAMPLE, ids=[name for _, name, _, _ in SAMPLE])
+def test_a_mutant_dies_by_its_rule_through_the_plugin(
+    run: Run, tmp_path: Path, zoo: list[Mutant], name: str, factory: str, level: str
+) -> None:
+    """Three of the zoo; ``python -m tests.mutants.by_the_suite`` sends all of it."""
+    [mutant] = [mutant for mutant in zoo if mutant.name == name]
+    with sabotaged(mutant, tmp_path) as package:
+        done = run("--engine", f"{package.__name__}{factory}", "--conformance-level", level, "-x", "-q")
+    assert done.status == 1, done.output
+    assert mutant.rule in {test.get("rule") for test in done.tests.values()}
