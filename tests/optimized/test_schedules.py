@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from optimized.engine import SymbolicEngine, make_engine
+from optimized.plan import Plan
+from optimized.scheduler import Scheduler
 from spec.engine import Admission, InvalidRequest
 from spec.vocabulary import AdmissionRule, Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
 from tests.optimized.driver import config_for
-from tests.optimized.test_leaks import Trace
 
 Said = dict[tuple[RequestId, int], tuple[Token, ...]]
 """What sample number so-and-so of a request says."""
@@ -72,8 +73,12 @@ def assert_nothing_is_left(engine: SymbolicEngine) -> None:
     assert (scheduler.requests, scheduler.seqs, scheduler.running, scheduler.flights) == ({}, {}, [], {})
     assert (scheduler._promised, scheduler._seats_taken) == (set(), 0)
     assert (len(scheduler.waiting), scheduler.waiting.head()) == (0, None)
+    assert pool.num_spared == 0
     cache = scheduler.cache
-    assert cache is None or len(cache._by_digest) == cache.num_cached == sum(r is not None for r in cache.of_block)
+    if cache is not None:
+        assert len(cache._by_digest) == cache.num_cached == sum(record is not None for record in cache.of_block)
+        assert engine.reset_cache()
+        assert (cache.num_cached, cache._by_digest, list(cache._roots)) == (0, {}, [])
 
 
 # --- no schedule changes a token --------------------------------------------------------------------------------------
@@ -242,26 +247,17 @@ def test_traces_of_aborts_and_preemptions_leave_nothing(first: int) -> None:
         assert_nothing_is_left(random_trace(seed))
 
 
-class Watching(Trace):
-    """Looks at each step that is begun for requests of which it leaves a part of the tokens out."""
-
-    num_partial = 0
-
-    def begin(self) -> None:
-        super().begin()
-        seqs = self.core.scheduler.seqs
-        for plan in self.plans[-1:]:
-            left = [seqs[i] for i in plan.seq_ids if i in seqs]
-            partial = {s.request for s in left if s.num_computed + s.num_scheduled < len(s.tokens)}
-            assert len(partial) <= 1
-            self.num_partial += len(partial)
-
-
-def test_at_most_one_request_is_partly_prefilled_in_a_step() -> None:
+def test_at_most_one_request_is_partly_prefilled_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """So there is no ``max_num_partial_prefills`` to set: the order of service is that limit (docs/architecture.md)."""
-    num_partial = 0
+    schedule, seen = Scheduler.schedule, []
+
+    def watched(self: Scheduler) -> Plan:
+        plan = schedule(self)
+        scheduled = self.flights[plan.step_id].scheduled
+        seen.append({s.request for s in scheduled if s.num_computed + s.num_scheduled < len(s.tokens)})
+        return plan
+
+    monkeypatch.setattr(Scheduler, "schedule", watched)
     for seed in range(60):
-        trace = Watching(seed)
-        trace.run(num_calls=60)
-        num_partial += trace.num_partial
-    assert num_partial > 50
+        random_trace(seed)
+    assert {len(partial) for partial in seen} == {0, 1}
