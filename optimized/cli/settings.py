@@ -39,7 +39,10 @@ def with_limits(command: Callable[..., None]) -> Callable[..., None]:
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=each.default,
-            annotation=Annotated[int, typer.Option(envvar=variable_of(each.name), help=each.metadata["help"])],
+            annotation=Annotated[
+                int,
+                typer.Option(envvar=variable_of(each.name), help=each.metadata["help"], rich_help_panel="Limits"),
+            ],
         )
         for each in fields(Limits)
     ]
