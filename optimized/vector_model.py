@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels import AttentionPlan
 from kernels.cpu.layout import CONTENDERS, PackedWeight, pack_weight, rounded_up
 from kernels.cpu.memory import Arena
+from kernels.cpu.task import PHASES
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
 from optimized.checkpoint import ModelConfig
@@ -91,6 +92,17 @@ class VectorModel:
             for part in (*parts, self._norm, self._head.tiles, self._forward.held("embedding"))
             if part is not None
         )
+
+    @property
+    def cycles(self) -> dict[str, int]:
+        """What each phase has taken of the first thread since the model was made."""
+        counts = (self._forward.profile + self._logits.profile).tolist()
+        return dict(zip(PHASES, counts, strict=False))
+
+    @property
+    def clock(self) -> int:
+        """The processor's clock, in cycles, when the last logits were there."""
+        return int(self._logits.profile[-1])
 
     def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         """An empty cache: for each layer keys and values of ``num_blocks`` blocks. ``block_size`` is a multiple of 16."""

@@ -16,13 +16,14 @@ from kernels.cpu.draw import contend_rows
 from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
 from kernels.cpu.product import CELL, gate_up, product
 from kernels.cpu.rows import embed, likeliest_rows, norm_rows, place_rows
-from kernels.cpu.task import LAYER, OPERATIONS, TASK
+from kernels.cpu.task import LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.vectors import claim, cycles, int64_at, pointer_to
 
 TASK_TYPE, LAYER_TYPE = numba.from_dtype(TASK), numba.from_dtype(LAYER)
 layers_at = pointer_to(LAYER_TYPE)
 FORWARD, LOGITS, PRODUCT, PRODUCT_ADD, GATE_UP, ATTENTION, CONTEND = range(len(OPERATIONS))
-EMBED, NORM, QKV, PLACE, ATTEND, O, GATE, DOWN, HEAD, LIKELIEST = range(10)
+NUM_PHASES = len(PHASES)
+EMBED, NORM, QKV, PLACE, ATTEND, O, GATE, DOWN, HEAD, LIKELIEST = range(NUM_PHASES)
 
 
 @njit(error_model="numpy")
@@ -30,8 +31,9 @@ def lap(g, thread, phase, since):
     """The first thread's cycles since then belong to this phase; returns now."""
     now = cycles()
     if thread == 0:
-        profile = carray(int64_at(g.profile), 10)
+        profile = carray(int64_at(g.profile), NUM_PHASES + 1)
         profile[phase] += now - since
+        profile[NUM_PHASES] = now
     return now
 
 

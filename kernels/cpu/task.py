@@ -61,7 +61,7 @@ ADDRESSES = (
     "contenders",  # [rows, CONTENDERS] int64
     "counts",  # [rows] int64
     "counters",  # [cache lines] zeros
-    "profile",  # [phases] int64: cycles that the first thread has spent
+    "profile",  # [phases + 1] int64: cycles that the first thread has spent, and its clock when it last looked
     # Of each thread:
     "scores",  # [chunk_rows, context] float32
     "weights",  # [chunk_rows, context] bf16

@@ -26,7 +26,7 @@ class Workspace:
         self._held: dict[str, Tensor] = {}
         lines = 1 + COUNTERS_BESIDE + COUNTERS_PER_LAYER * num_layers
         self._counters = self.room("counters", (lines * LINE,), torch.int64)
-        self.profile = self.room("profile", (len(PHASES),), torch.int64)
+        self.profile = self.room("profile", (len(PHASES) + 1,), torch.int64)
 
     def set(self, **values: float) -> None:
         """Numbers of the record."""

@@ -68,13 +68,22 @@ def offline(
     threads: Annotated[
         int | None, typer.Option(help="Threads on a CPU.", show_default="one for each core that may be used")
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Where the time goes, as shares of all of it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """A whole engine on a workload: greedy, end tokens ignored, every request from its arrival on."""
     from optimized.bench_offline import bench_offline, read_tasks
     from optimized.llm import LLM
+    from optimized.model_core import TorchCore
+    from optimized.step_profile import ProfiledCore
 
     tasks = read_tasks(workload)
+    cores: list[TorchCore] = []
+
+    def make_core(*arguments: Any) -> TorchCore:
+        cores.append((ProfiledCore if profile else TorchCore)(*arguments))
+        return cores[0]
+
     llm = LLM(
         model,
         dtype=dtype,
@@ -83,9 +92,17 @@ def offline(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
         threads=threads,
+        make_core=make_core,
     )
     facts = with_status("Serving", lambda say: bench_offline(llm, tasks, say, serial))
+    core, seconds = cores[0], facts["seconds"]
+    shares = core.shares(seconds) if isinstance(core, ProfiledCore) and isinstance(seconds, float) else {}
+    if as_json:
+        print_json({**facts, "profile": shares} if profile else facts)
+        return
     _show(facts, as_json)
+    for name, share in shares.items():
+        typer.echo(f"  {name:<22} {share:7.2%}")
 
 
 @app.command()

@@ -1,13 +1,17 @@
 """The benchmark of a whole engine counts what it served, and refuses a bad workload by its line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kernels.cpu.team import why_not
 from optimized import LLM
 from optimized.bench_offline import Task, bench_offline, read_tasks
 from optimized.checkpoint import ModelConfig, random_checkpoint
+from optimized.step_profile import ProfiledCore
 from spec.vocabulary import InvalidConfig
 
 MODEL = ModelConfig(2, 16, 24, 4, 2, 8, vocab_size=32, max_model_len=64)
@@ -19,6 +23,22 @@ def test_tokens_are_counted_and_late_requests_waited_for() -> None:
     assert (facts["requests"], facts["tokens_in"], facts["tokens_out"]) == (3, 6, 11)
     assert isinstance(facts["seconds"], float)
     assert facts["seconds"] >= 0.05
+
+
+@pytest.mark.parametrize("head_size", [8, 16], ids=["torch", "vector kernels where they run"])
+def test_a_profile_accounts_for_all_of_the_time(head_size: int) -> None:
+    cores: list[ProfiledCore] = []
+
+    def make_core(*arguments: Any) -> ProfiledCore:
+        cores.append(ProfiledCore(*arguments))
+        return cores[0]
+
+    llm = LLM(random_checkpoint(replace(MODEL, head_size=head_size), 0), max_num_seqs=4, make_core=make_core)
+    facts = bench_offline(llm, [Task([1, 2, 3], 9), Task([4], 5)])
+    shares = cores[0].shares(facts["seconds"])
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-4 * len(shares))
+    assert shares["device, beside these"] > 0.0 < shares["scheduler"]
+    assert ("attention" in shares) == (head_size == 16 and why_not() is None)
 
 
 @pytest.mark.parametrize(
