@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from asyncio import AbstractEventLoop
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from optimized.engine_thread import Abandon, Abort, Add, EngineThread, Mailbox, Stream
+from optimized.engine_thread import Abandon, Abort, Add, EngineStopped, EngineThread, Mailbox, Stream, Watch
 from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
 from optimized.sampling import SamplingParams
+from optimized.snapshot import Look
 from optimized.waste import Slots
 from spec.vocabulary import Token
 
@@ -101,6 +103,26 @@ class AsyncLLM:
     def slots(self) -> Slots | None:
         """Where the slots of the cache were a second ago, or when the last step ended."""
         return self._engine.slots
+
+    async def look(self) -> Look:
+        """The engine between two steps, block by block. Raises ``EngineStopped``."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Look] = loop.create_future()
+
+        def tell(look: Look | None) -> None:
+            if found.done():
+                return
+            if look is None:
+                found.set_exception(EngineStopped("the engine was shut down"))
+            else:
+                found.set_result(look)
+
+        def told(look: Look | None) -> None:
+            with contextlib.suppress(RuntimeError):  # nobody is there if the event loop is closed
+                loop.call_soon_threadsafe(tell, look)
+
+        self._engine.post(Watch(told, lambda: told(None)))
+        return await found
 
     async def generate(
         self,

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from asyncio import AbstractEventLoop
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from optimized.llm import LLM
 from optimized.outputs import OutputKind, RequestOutput
 from optimized.prompts import Prompt
 from optimized.sampling import SamplingParams
+from optimized.snapshot import Look
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +124,20 @@ class Abandon:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Somebody wants to see the engine between two steps. Both are called in the engine's thread."""
+
+    seen: Callable[[Look], None]
+    gone: Callable[[], None]
+    """There is none to see."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Nobody is served any more."""
 
 
-Command: TypeAlias = Add | Abort | Abandon | Stop
+Command: TypeAlias = Add | Abort | Abandon | Watch | Stop
 
 
 class EngineThread:
@@ -206,6 +216,8 @@ class EngineThread:
                 self.num_unfinished -= 1
                 self._answered(command.stream)
                 command.stream.arrive(self._stopped())
+            elif isinstance(command, Watch):
+                command.gone()
 
     def stop(self) -> None:
         """The thread ends after the step that it is in; whoever is not served to the end is told."""
@@ -234,6 +246,8 @@ class EngineThread:
             if isinstance(command, Add):
                 self.give_back(command.stream)
                 self._tell(command.stream, self._stopped())
+            elif isinstance(command, Watch):
+                command.gone()
 
     def _serve_until_it_dies(self) -> bool:
         """Serve. True: it was told to stop. False: it has died, and is like new."""
@@ -302,6 +316,8 @@ class EngineThread:
                     return False
                 case Add():
                     self._add(command)
+                case Watch(seen):
+                    seen(self._llm.look())
                 case Abandon(stream) if stream in self._names:
                     self._llm.abort(self._names[stream])
                     self._forget(stream)

@@ -16,6 +16,7 @@ from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputT
 from optimized.progress import progress_bar
 from optimized.prompts import Conversation, Prompt, checked_ids, conversations_of, params_for, prompts_of
 from optimized.sampling import Logprob, SamplingParams, derived_seed
+from optimized.snapshot import Look
 from optimized.waste import Slots
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Config, FinishReason, Policy, Request, RequestId, SeqId, Token
@@ -97,6 +98,10 @@ class LLM:
     def stats(self) -> Stats:
         """What the cache has done so far."""
         return self._core.stats()
+
+    def look(self) -> Look:
+        """The engine between two steps, block by block."""
+        return self._core.look()
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False, and nothing changes, while one of its blocks is in use."""

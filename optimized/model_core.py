@@ -14,6 +14,7 @@ from optimized.cpu_path import CpuPath, cpu_path, num_threads
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
+from optimized.snapshot import Look, look_at
 from optimized.step import Outcome
 from optimized.waste import Slots, slots_of
 from spec.engine import Observer
@@ -215,6 +216,8 @@ class ModelCore(Protocol):
         """Where the slots of the cache are, if it can be told."""
         ...
 
+    def look(self) -> Look: ...
+
 
 MakeCore: TypeAlias = Callable[[Checkpoint, EngineArgs, MakeObserver | None], ModelCore]
 
@@ -360,6 +363,9 @@ class TorchCore:
 
     def reset_cache(self) -> bool:
         return self.core.reset_cache()
+
+    def look(self) -> Look:
+        return look_at(self.core.scheduler)
 
     def stats(self) -> Stats:
         scheduler = self.core.scheduler

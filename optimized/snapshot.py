@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from optimized.pool import SubmittedStep
 from optimized.scheduler import Scheduler
 from optimized.sequences import LiveSeq
 from optimized.step import StepInFlight
-from spec.vocabulary import Flight, Seq, State
+from optimized.waste import Slots, slots_of
+from spec.vocabulary import CacheKey, Flight, Seq, State
+
+NO_KEY = CacheKey((), "")
 
 
-def snapshot_of(scheduler: Scheduler) -> State:
-    """O(pool) and O(requests): only for whoever asks. The contents of the cache are not shown."""
+@dataclass(frozen=True)
+class Look:
+    """An engine at one moment, for whoever watches it: its state, in which cached blocks have no key, and its slots."""
+
+    state: State
+    slots: Slots
+    num_preemptions: int
+
+
+def look_at(scheduler: Scheduler) -> Look:
+    """O(pool) and O(tokens of requests)."""
+    return Look(snapshot_of(scheduler, with_keys=False), slots_of(scheduler), scheduler.counters.num_preemptions)
+
+
+def snapshot_of(scheduler: Scheduler, with_keys: bool = True) -> State:
+    """O(pool) and O(requests): only for whoever asks. The contents of the cache are not shown. The keys of cached blocks
+    take O(tokens before each)."""
     pool, requests, cache = scheduler.pool, scheduler.requests, scheduler.cache
     return State(
         config=scheduler.config,
@@ -25,7 +45,9 @@ def snapshot_of(scheduler: Scheduler) -> State:
         running=tuple(live.request.request_id for live in scheduler.running),
         num_preemptions={i: live.num_preemptions for i, live in requests.items() if live.num_preemptions},
         flights={i: _flight(step, pool.submitted[i]) for i, step in scheduler.flights.items()},
-        cached={} if cache is None else {block: cache.key_of(block) for block in cache.cached_blocks()},
+        cached={}
+        if cache is None
+        else {block: cache.key_of(block) if with_keys else NO_KEY for block in cache.cached_blocks()},
         host_free=tuple(scheduler.host_free),
         host_tables={seq_id: seq.host_table for seq_id, seq in scheduler.seqs.items() if seq.host_table},
     )

@@ -11,8 +11,8 @@ from spec.replay import step
 from spec.vocabulary import Add, BlockId, Config, Event, RequestId, SeqId, Slot, State, StepId, initial_state
 
 T = TypeVar("T")
-EMPTY, PLANNED = ".", "_"
-"""How a slot looks that holds nothing, and one that a step is about to write."""
+EMPTY, PLANNED, FILLED = ".", "_", "*"
+"""How a slot looks that holds nothing, one that a step is about to write, and one whose token is nobody's business."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,19 @@ def memory_map(s: State, caption: str = "") -> Map:
     return Map(caption, tuple(_device_blocks(s)), tuple(_host_blocks(s)), tuple(_lines(s)))
 
 
+def map_without_tokens(s: State, caption: str = "") -> Map:
+    """The map of a state for whoever may see how much is stored, and not what. A cached block is full."""
+
+    def blank(block: Block) -> Block:
+        full = block.cached and not block.held
+        looks = tuple(look if look in (EMPTY, PLANNED) and not full else FILLED for look in block.slots)
+        return replace(block, slots=looks)
+
+    seen = memory_map(s, caption)
+    blocks, host_blocks = (tuple(map(blank, some)) for some in (seen.blocks, seen.host_blocks))
+    return replace(seen, blocks=blocks, host_blocks=host_blocks, lines=tuple(_lines(s, with_tokens=False)))
+
+
 def frames(config: Config, events: Iterable[Event]) -> list[Map]:
     """A map after each event, from an empty engine on; what an event changed is marked."""
     state = initial_state(config)
@@ -104,8 +117,12 @@ def _tokens(tokens: Sequence[object]) -> str:
 def _device_blocks(s: State) -> Iterator[Block]:
     size = s.config.block_size
     looks = {**_expected(s), **{at: str(prefix[-1]) for at, prefix in s.cells.items() if prefix}}
+    holders: dict[BlockId, list[SeqId]] = {}
+    for i, table in s.block_tables.items():
+        for block in dict.fromkeys(table):
+            holders.setdefault(block, []).append(i)
     for block in range(s.config.num_blocks):
-        seqs = [i for i, table in s.block_tables.items() if block in table]
+        seqs = holders.get(block, [])
         steps = [step_id for step_id, flight in s.flights.items() if block in flight.holds]
         yield Block(
             block,
@@ -152,7 +169,7 @@ MANY_BLOCKS = 64
 """A pool of more blocks is drawn as a field of small squares, and its sequences by their numbers only."""
 
 
-def _lines(s: State) -> Iterator[Line]:
+def _lines(s: State, with_tokens: bool = True) -> Iterator[Line]:
     if s.requests:
         yield Line("running", _tokens(s.running))
         yield Line("waiting", " ".join(_waiting(s, request_id) for request_id in s.waiting) or "none")
@@ -163,7 +180,7 @@ def _lines(s: State) -> Iterator[Line]:
         if len(_tokens(shown)) > 5 * MOST_TOKENS:
             shown = [*tokens[:5], "...", *tokens[-3:]]
         counts = f"computed {seq.num_computed_tokens} of {seq.num_tokens}"
-        if s.config.num_blocks > MANY_BLOCKS:
+        if s.config.num_blocks > MANY_BLOCKS or not with_tokens:
             where = (
                 f"{len(s.host_tables[i])} host blocks"
                 if i in s.host_tables

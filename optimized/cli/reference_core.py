@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from optimized.capacity import bytes_per_block
 from optimized.model_core import EngineArgs, MakeObserver, Stats
+from optimized.snapshot import Look
 from optimized.step import Outcome
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import (
@@ -111,6 +112,9 @@ class ReferenceCore:
 
     def reset_cache(self) -> bool:
         return self._engine.engine.reset_cache()
+
+    def look(self) -> Look:
+        raise InvalidRequest("the reference engine is not watched while it serves")
 
     def stats(self) -> Stats:
         return Stats(

@@ -105,6 +105,9 @@ def serve(
         str, typer.Option(envvar="KVPROOF_LOG_FORMAT", help="text, or json: an object a line.")
     ] = "text",
     log_level: Annotated[str, typer.Option(envvar="KVPROOF_LOG_LEVEL", help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    ui: Annotated[
+        bool, typer.Option("--ui/--no-ui", envvar="KVPROOF_UI", help="A page at /, with a chat and a map of the cache.")
+    ] = True,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -115,6 +118,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
     del config  # it has been read before anything else
+    from optimized.cli.live_map import live_map
     from optimized.llm import LLM
     from optimized.model_core import EngineArgs
     from optimized.server.logs import start_logging
@@ -147,7 +151,8 @@ def serve(
     with Watch("optimized", self_check, trace) as watch:
         llm = LLM(model, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
         names = served_model_name or [llm.checkpoint.name]
-        run(llm, names, address, limits, lambda line: typer.echo(line, err=True), self_check.value)
+        renderer = live_map() if ui else None
+        run(llm, names, address, limits, lambda line: typer.echo(line, err=True), self_check.value, renderer)
 
 
 def _keys(given: list[str], path: Path | None) -> list[str]:

@@ -28,6 +28,7 @@ from optimized.server.answers import (
 from optimized.server.errors import TYPES, ErrorBody, RequestError, told
 from optimized.server.guard import Guard
 from optimized.server.limits import Limits
+from optimized.server.page import LiveMap, Renderer, html_of
 from optimized.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from optimized.server.service import Service, unless_gone
 from optimized.server.stream import EventStream
@@ -44,8 +45,9 @@ def make_app(
     limits: Limits | None = None,
     keys: Sequence[str] = (),
     shared_prefix_cache: bool = False,
+    renderer: Renderer | None = None,
 ) -> tuple[Guard, Service]:
-    """The application, behind its guard, and the service that it calls."""
+    """The application, behind its guard, and the service that it calls. With a ``renderer`` there is a page at ``/``."""
     service = Service(engine, names, limits or Limits(), shared_prefix_cache)
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
     app = FastAPI(title="kvproof", version=_version(), docs_url=None, redoc_url=None, responses=errors)
@@ -114,6 +116,21 @@ def make_app(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    if renderer is not None:
+        front, live = html_of(service.names[0], renderer.style), LiveMap(engine, renderer)
+
+        @app.get("/", include_in_schema=False)
+        async def built_in_page() -> Response:
+            return front
+
+        @app.get("/map", include_in_schema=False)
+        async def live_map() -> Response:
+            return EventStream(live.events(lambda: service.is_draining))
+
+    @app.exception_handler(RequestError)
+    async def refused(_: Request, error: RequestError) -> Response:
+        return _response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -51,6 +51,9 @@ class RequestError(Exception):
         """Whether it is worth another try: openai-python heeds both."""
         if self.status in (429, 503):
             return {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "true"}
+        if self.status == 401:
+            # Basic, so that a browser asks its user for the key.
+            return {"x-should-retry": "false", "www-authenticate": 'Basic realm="kvproof", charset="UTF-8"'}
         return {"x-should-retry": "false"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -109,8 +110,9 @@ class Guard:
         found = None
         for name, value in headers:
             kind, _, key = value.partition(b" ")
-            if name == b"authorization" and kind.lower() == b"bearer":
-                digest = hashlib.sha256(key.strip()).digest()
+            if name == b"authorization" and kind.lower() in (b"bearer", b"basic"):
+                said = key.strip() if kind.lower() == b"bearer" else _password(key)
+                digest = hashlib.sha256(said).digest()
                 for known in self._digests:
                     found = digest if hmac.compare_digest(digest, known) else found
         return found
@@ -128,6 +130,14 @@ def _log(scope: Scope, seconds: float) -> None:
     said["status"] = state.get("status", 499)
     text = "%(request_id)s %(method)s %(path)s: %(status)d in %(seconds).3f s"
     logger.info(text, said, extra=said)
+
+
+def _password(encoded: bytes) -> bytes:
+    """The key as a browser sends it that has asked for it: as the password of any user."""
+    try:
+        return base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 async def answer(error: RequestError, send: Send) -> None:

@@ -18,6 +18,7 @@ from optimized.server.connection import connection_class
 from optimized.server.guard import Guard
 from optimized.server.heartbeat import beat_for_ever
 from optimized.server.limits import Limits
+from optimized.server.page import Renderer
 from optimized.server.service import Service
 from spec.vocabulary import InvalidConfig
 
@@ -77,10 +78,11 @@ def serve(
     limits: Limits,
     say: Callable[[str], None],
     self_check: str = "off",
+    renderer: Renderer | None = None,
 ) -> None:
     """Serve until a signal comes. ``say`` gets the lines for whoever started it, ``self_check`` says how it is judged."""
     engine = make_engine(llm, limits)
-    app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache)
+    app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache, renderer)
     service.metrics.self_check = self_check
     server = _Server(uvicorn_config(app, address, limits), service)
     limits_of_engine = llm.config

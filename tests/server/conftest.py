@@ -16,6 +16,7 @@ from optimized import LLM
 from optimized.checkpoint import Checkpoint
 from optimized.server.app import make_app
 from optimized.server.limits import Limits
+from optimized.server.page import Renderer
 from optimized.server.serve import Address, make_engine, uvicorn_config
 from tests.llm.conftest import tiny as tiny  # noqa: PLC0414  the fixture
 
@@ -46,9 +47,9 @@ class Answer:
 class RunningServer:
     """The server, and a client that says exactly what it is told."""
 
-    def __init__(self, llm: LLM, limits: Limits, keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, llm: LLM, limits: Limits, keys: tuple[str, ...] = (), renderer: Renderer | None = None) -> None:
         self.engine = make_engine(llm, limits)
-        self.app, self.service = make_app(self.engine, ["tiny", "alias"], limits, keys)
+        self.app, self.service = make_app(self.engine, ["tiny", "alias"], limits, keys, renderer=renderer)
         self.server = uvicorn.Server(uvicorn_config(self.app, Address(port=0), limits))
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
         self._thread.start()
