@@ -1,7 +1,7 @@
 """The prefix cache by itself: what is found is the same prefix under the same salt, whatever the digests say."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 import pytest
@@ -46,8 +46,9 @@ class OneBit:
 
 def test_cache_5_the_longest_prefix_is_found() -> None:
     cache = PrefixCache(num_blocks=8, block_size=2)
-    published(cache, [1, 2, 3, 4, 5, 6], [4, 2, 7])
+    chain = published(cache, [1, 2, 3, 4, 5, 6], [4, 2, 7])
     assert cache.find([cache.root("")], [1, 2, 3, 4, 9, 9], limit=3) == [4, 2]
+    assert [cache.find(chain, [1, 2, 3, 4, 5, 6], limit) for limit in (0, 1, 3)] == [[], [4], [4, 2, 7]]
     assert cache.key_of(2) == CacheKey((1, 2, 3, 4))
 
 
@@ -159,7 +160,7 @@ def test_a_later_turn_finds_the_answer_of_the_earlier_one() -> None:
 
 def test_a_block_is_packed_the_same_whatever_stands_beside_it() -> None:
     cache = PrefixCache(num_blocks=8, block_size=2)
-    published(cache, [1, 2, 1 << 40, 3], [4, 5])
+    assert cache.publish([cache.root("")], [1, 2, 1 << 40, 3], 0, [4, 5]) == [0, 1]
     assert cache.find([cache.root("")], [1, 2, 9, 9], limit=2) == [4]
     assert cache.find([cache.root("")], [1, 2, 1 << 40, 3], limit=2) == [4, 5]
 
@@ -177,6 +178,22 @@ def test_records_are_equal_token_by_token_up_to_their_roots() -> None:
     assert line(b"a") != line(b"salt", b"a")
     assert line(b"salt", b"a") != line(b"a")
     assert line(b"salt") != "salt"
+
+
+def test_a_copy_is_what_its_listener_knows() -> None:
+    class Knows:
+        def __init__(self, cache: PrefixCache) -> None:
+            self.cache = cache
+
+        def stored(self, records: Sequence[Record]) -> None: ...
+        def removed(self, records: Sequence[Record]) -> None: ...
+        def cleared(self) -> None: ...
+
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    cache.listener = Knows(cache)
+    copied = deepcopy(cache)
+    assert isinstance(copied.listener, Knows)
+    assert copied.listener.cache is copied
 
 
 def test_a_block_is_lost_if_it_could_be_found_once_and_can_no_longer() -> None:
