@@ -180,6 +180,18 @@ def test_records_are_equal_token_by_token_up_to_their_roots() -> None:
     assert line(b"salt") != "salt"
 
 
+def test_a_look_up_that_finds_what_others_published_keeps_its_line() -> None:
+    cache, tokens = PrefixCache(num_blocks=8, block_size=2), [1, 2, 3, 4, 5, 6]
+    mine, other = [cache.root("")], [cache.root("")]
+    cache.publish(mine, tokens, 0, [4])
+    assert cache.find(mine, tokens, limit=2) == [4]
+    cache.find(other, tokens, limit=1)
+    cache.publish(other, tokens, 1, [5])
+    assert cache.find(mine, tokens, limit=2) == [4, 5]
+    assert mine == other
+    assert [record.block for record in mine] == [None, 4, 5]
+
+
 def test_a_copy_is_what_its_listener_knows() -> None:
     class Knows:
         def __init__(self, cache: PrefixCache) -> None:
