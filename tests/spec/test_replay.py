@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from spec.answers import StepReport
 from spec.choices import Choices, EvictionOrder
-from spec.replay import events_of_step, observe, step
+from spec.replay import events_of_begin, events_of_step, observe, step
 from spec.rules import broken_rules
 from spec.vocabulary import (
+    Add,
     AdmissionRule,
     Admit,
     Allocate,
@@ -95,6 +96,21 @@ def test_preempt_5_who_is_admitted_and_preempted_in_one_step_had_room_in_between
     ]
     after = led_to(before, begun)
     worked_out = events_of_step(before, report_of(begun), after)
+    assert worked_out[0] == Begin(0)
     state = led_to(before, worked_out)
     shown = observe(state, after)
     assert [rule.id for rule in broken_rules(state, Observe(), shown)] == []
+
+
+def test_nothing_happens_in_an_idle_engine() -> None:
+    idle = initial_state(CONFIG)
+    assert events_of_begin(idle, StepReport(), idle) == []
+    assert events_of_step(idle, StepReport(), idle) == []
+
+
+def test_a_sequence_may_write_its_tokens_in_two_pieces() -> None:
+    before = step(initial_state(CONFIG), Add(Request(0, (1, 2), 3, (0,))))
+    device = [Write(0, 0, (0,)), Write(0, 1, (1,)), Read(0, (0, 1))]
+    happened = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), *device, Append(0, (5,))]
+    happened += [Publish(0, 0), Publish(0, 1), Complete(0)]
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
