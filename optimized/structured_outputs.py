@@ -37,6 +37,10 @@ class StructuredOutputsParams:
             raise self.refused(" and ".join(given) or None, f"exactly one of {', '.join(KINDS)}")
         if self.json_object not in (None, False, True):
             raise self.refused(self.json_object, "True, if it has json_object")
+        for kind in ("regex", "grammar"):
+            said: object = getattr(self, kind)
+            if said is not None and (not isinstance(said, str) or not said):
+                raise self.refused(said, f"a text that is not empty, if it has {kind}")
         if self.choice is not None:
             object.__setattr__(self, "choice", self._checked_choice())
         if self.json is not None:
