@@ -119,7 +119,8 @@ SABOTAGES = [
         "X12",
         "batch",
         "logs = logprobs_after(tokens)",
-        "logs = logprobs_after(tokens if threading.active_count() < 6 else tokens[1:])",
+        # It takes its time, so that the neighbours are there for certain.
+        "logs = logprobs_after(tokens if threading.Event().wait(0.02) or threading.active_count() < 6 else tokens[1:])",
     ),
     Sabotage(
         "an abort changes others",
