@@ -90,7 +90,7 @@ class AsyncLLM:
         engine, now = self._engine, time.monotonic()
         started, ended = engine.step_started, engine.step_ended
         in_step = None if started is None else now - started
-        idle = None if not engine.num_unfinished else now - max(engine.busy_since, ended or 0.0)
+        idle = None if engine.num_unfinished == engine.num_aside else now - max(engine.busy_since, ended or 0.0)
         since = None if ended is None else now - ended
         return Health(
             self.is_running, engine.num_unfinished, in_step, since, idle, engine.num_restarts, engine.num_violations
@@ -152,9 +152,12 @@ class AsyncLLM:
         try:
             checked = await loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
             if params.structured_outputs is not None:
-                await stream.mailbox.loop.run_in_executor(self._grammar_maker, self.llm.grammar_of, params)
+                with self._engine.aside():
+                    await loop.run_in_executor(self._grammar_maker, self.llm.grammar_of, params)
             self._engine.queue(stream, checked, self._max_waiting_tokens)
         except BaseException:
+            if timer is not None:
+                timer.cancel()
             self._engine.give_back()
             raise
         self._engine.post(Add(stream, name, checked, params, priority, cache_salt))

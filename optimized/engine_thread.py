@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -151,6 +152,8 @@ class EngineThread:
         self.busy_since = time.monotonic()
         """When there was something to do after there was nothing."""
         self.num_unfinished = 0
+        self.num_aside = 0
+        """Of these, the ones whose grammar is being made: nobody owes them progress meanwhile."""
         self.num_waiting_tokens = 0
         self.step_started: float | None = None
         self.step_ended: float | None = None
@@ -166,7 +169,7 @@ class EngineThread:
         self._streams: dict[str, Stream] = {}
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
-        """Guards ``num_unfinished``, ``num_waiting_tokens`` and the end: after that nothing comes into the inbox that nobody reads."""
+        """Guards the counts of requests and tokens, and the end: after that nothing comes into the inbox that nobody reads."""
         self._has_ended = False
         self._cause: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kvproof-engine", daemon=True)
@@ -179,11 +182,24 @@ class EngineThread:
         with self._lock:
             if not self.is_open or self.is_restarting:
                 raise self._stopped()
-            if not self.num_unfinished:
+            if self.num_unfinished == self.num_aside:
                 self.busy_since = time.monotonic()
             if max_unfinished is not None and self.num_unfinished >= max_unfinished:
                 raise EngineBusy(self.num_unfinished)
             self.num_unfinished += 1
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """One of the unfinished requests is not ready for the engine, and takes its time."""
+        with self._lock:
+            self.num_aside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self.num_unfinished == self.num_aside:
+                    self.busy_since = time.monotonic()
+                self.num_aside -= 1
 
     def queue(self, stream: Stream, prompt: Mapping[str, Any], max_waiting_tokens: int | None) -> None:
         """Let its prompt wait, until there is an answer, or nobody waits for one."""
@@ -341,9 +357,13 @@ class EngineThread:
                 self._unanswered[command.stream] = command
 
     def _step(self) -> None:
-        self.step_started = time.monotonic()
+        has_work = bool(self._streams)  # or else somebody only wanted to look
+        if has_work:
+            self.step_started = time.monotonic()
         outputs = self._llm.step()
-        self.step_ended, self.step_started = time.monotonic(), None
+        now = time.monotonic()
+        if has_work:
+            self.step_ended, self.step_started = now, None
         self.stats = self._llm.stats()
         for output in outputs:
             stream = self._streams[output.request_id]
@@ -355,8 +375,8 @@ class EngineThread:
                 self._forget(stream)
             if output.finished or stream.kind is not OutputKind.FINAL_ONLY:
                 self._tell(stream, output)
-        if not self._streams or self.step_ended - self._slots_at > SECONDS_A_COUNT:
-            self.slots, self._slots_at = self._llm.slots(), self.step_ended
+        if not self._streams or now - self._slots_at > SECONDS_A_COUNT:
+            self.slots, self._slots_at = self._llm.slots(), now
 
     def _tell(self, stream: Stream, message: Message) -> None:
         try:

@@ -128,7 +128,7 @@ def serve(
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
 
-    address = Address(host, port, _keys(api_key or [], api_key_file), allow_unauthenticated, shared_prefix_cache)
+    address = Address(host, port, keys_of(api_key or [], api_key_file), allow_unauthenticated, shared_prefix_cache)
     arguments = {
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
@@ -155,7 +155,12 @@ def serve(
         run(llm, names, address, limits, lambda line: typer.echo(line, err=True), self_check.value, renderer)
 
 
-def _keys(given: list[str], path: Path | None) -> list[str]:
+def keys_of(given: list[str], path: Path | None) -> list[str]:
     """Keys from the command line and from a file."""
     lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
-    return [*given, *(line.strip() for line in lines if line.strip())]
+    from spec.vocabulary import InvalidConfig
+
+    found = [line.strip() for line in lines if line.strip()]
+    if path is not None and not found:
+        raise InvalidConfig("api_key_file", str(path), "a file with a key on each line, at least one")
+    return [*given, *found]

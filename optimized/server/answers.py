@@ -11,12 +11,6 @@ from optimized.sampling import Logprob
 from optimized.server.tools import ToolCall, tool_call
 
 
-class PromptTokensDetails(BaseModel):
-    """Which part of the prompt was found in the cache."""
-
-    cached_tokens: int = 0
-
-
 class Usage(BaseModel):
     """Tokens of all prompts, and of all answers."""
 

@@ -11,6 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from optimized.server.limits import Limits
 
 SECONDS_TO_LEAVE = 1.0
+LEAST_READ = 4096
+"""Bytes that a client must have read in ``send_timeout`` seconds, if so many wait for it."""
 
 
 def connection_class(limits: Limits) -> type[H11Protocol]:
@@ -35,14 +37,18 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.conn.their_state is not h11.IDLE:
+            if self.conn.our_state is h11.DONE:
+                # It is answered, and nobody wants the rest of its body: uvicorn would wait for that for ever.
+                if self._deadline is None:
+                    self._deadline = self.loop.call_later(limits.body_timeout, self._too_late)
+            elif self.conn.their_state is not h11.IDLE:
                 self._stop_waiting()
-            elif self._deadline is None and self.conn.trailing_data[0]:
+            elif self._deadline is None and (self.conn.trailing_data[0] or self.timeout_keep_alive_task is None):
                 self._expect_head()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._stalled = self.loop.call_later(limits.send_timeout, self.transport.abort)
+            self._expect_reader()
 
         def resume_writing(self) -> None:
             super().resume_writing()
@@ -52,7 +58,21 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
             # What is left of an answer that nobody reads would keep the connection for ever.
-            self.loop.call_later(limits.send_timeout, self.transport.abort)
+            self._expect_reader()
+
+        def _expect_reader(self) -> None:
+            """Whoever reads next to nothing for so long leaves; whoever reads slowly may stay."""
+            if self._stalled is not None:
+                self._stalled.cancel()
+            unread = self.transport.get_write_buffer_size()
+            self._stalled = self.loop.call_later(limits.send_timeout, self._judge_reader, unread)
+
+        def _judge_reader(self, before: int) -> None:
+            unread = self.transport.get_write_buffer_size()
+            if unread and before - unread >= LEAST_READ:
+                self._expect_reader()
+            else:
+                self.transport.abort()
 
         def _expect_head(self) -> None:
             self._deadline = self.loop.call_later(limits.head_timeout, self._too_late)

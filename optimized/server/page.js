@@ -38,7 +38,8 @@ async function ask() {
   at("stop").disabled = false;
   at("question").value = "";
   said("You", true).textContent = question;
-  messages.push({ role: "user", content: question });
+  const mine = messages; // another list after "Clear"
+  mine.push({ role: "user", content: question });
   at("log").setAttribute("aria-busy", "true");
   at("status").className = "";
   at("status").textContent = "The model answers.";
@@ -50,7 +51,7 @@ async function ask() {
       signal: running.signal,
       headers: { "content-type": "application/json" },
       body: JSON.stringify({
-        messages, n: count, stream: true, stream_options: { include_usage: true },
+        messages: mine, n: count, stream: true, stream_options: { include_usage: true },
         max_tokens: Number(at("most").value), temperature: Number(at("warmth").value),
       }),
     });
@@ -71,11 +72,13 @@ async function ask() {
       ? `${usage.prompt_tokens} tokens of prompt, ${usage.completion_tokens} of answer.${ending}` : "";
   } catch (error) {
     const stopped = error.name === "AbortError";
-    at("status").className = stopped ? "" : "bad";
-    at("status").textContent = stopped ? "Stopped." : error.message;
+    if (mine === messages) {
+      at("status").className = stopped ? "" : "bad";
+      at("status").textContent = stopped ? "Stopped." : error.message;
+    }
   }
-  if (answers[0] && answers[0].textContent) messages.push({ role: "assistant", content: answers[0].textContent });
-  else messages.pop();
+  if (answers[0] && answers[0].textContent) mine.push({ role: "assistant", content: answers[0].textContent });
+  else mine.pop();
   at("log").setAttribute("aria-busy", "false");
   at("send").disabled = false;
   at("stop").disabled = true;

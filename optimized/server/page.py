@@ -26,6 +26,8 @@ INTERVAL_S = 0.25
 
 KEEP_ALIVE_S = 15.0
 MAX_VIEWERS = 8
+MAX_BLOCKS = 8192
+"""Blocks of the largest cache that is drawn: each is a piece of every new viewer's first map."""
 FOLDER = Path(__file__).parent
 encode = msgspec.json.Encoder().encode
 
@@ -90,7 +92,12 @@ class LiveMap:
         self._num_viewers = 0
 
     def events(self, is_over: Callable[[], bool]) -> AsyncGenerator[bytes]:
-        """Events for one more viewer: the whole map, and then what changed. Raises ``RequestError`` if there are too many."""
+        """Events for one more viewer: the whole map, and then what changed. Raises ``RequestError`` if there are too
+        many viewers, or blocks."""
+        if self._engine.llm.config.num_blocks > MAX_BLOCKS:
+            raise RequestError(
+                404, "not_found", f"the cache has more than {MAX_BLOCKS} blocks: it is too large for a map"
+            )
         if self._num_viewers >= MAX_VIEWERS:
             raise RequestError(503, "too_many_viewers", f"{MAX_VIEWERS} others look at the map")
         return self._events(is_over)

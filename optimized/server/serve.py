@@ -13,6 +13,7 @@ import uvicorn
 
 from optimized.async_llm import AsyncLLM
 from optimized.llm import LLM
+from optimized.pool import blocks_needed
 from optimized.server.app import make_app
 from optimized.server.connection import connection_class
 from optimized.server.guard import Guard
@@ -85,8 +86,7 @@ def serve(
     app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache, renderer)
     service.metrics.self_check = self_check
     server = _Server(uvicorn_config(app, address, limits), service)
-    limits_of_engine = llm.config
-    num_full = llm.config.num_blocks * llm.config.block_size // limits_of_engine.max_model_len
+    num_full = llm.config.num_blocks // blocks_needed(llm.config.max_model_len, llm.config.block_size)
     say(
         f"{names[0]}: a KV cache of {llm.config.num_blocks:,} blocks, {llm.config.num_slots:,} tokens, "
         f"room for {num_full:,} requests of {llm.config.max_model_len:,} tokens"
@@ -117,7 +117,7 @@ def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Conf
         h11_max_incomplete_event_size=limits.max_head_bytes,
         timeout_keep_alive=limits.keep_alive_timeout,
         timeout_graceful_shutdown=limits.shutdown_timeout + SECONDS_TO_TELL,
-        limit_concurrency=limits.max_connections,
+        limit_concurrency=limits.max_connections + 1,  # uvicorn counts whoever asks
     )
 
 

@@ -271,7 +271,10 @@ class Service:
 
     async def _one(self, prompt: Prompt, params: SamplingParams, body: SamplingFields) -> RequestOutput:
         async with contextlib.aclosing(self._outputs(prompt, params, body, OutputKind.CUMULATIVE)) as outputs:
-            return [output async for output in outputs][-1]
+            newest = await anext(outputs)
+            async for newest in outputs:  # noqa: B007  only the last one is whole, and each is a copy
+                pass
+            return newest
 
     async def _outputs(
         self, prompt: Prompt, params: SamplingParams, body: SamplingFields, kind: OutputKind

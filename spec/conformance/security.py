@@ -224,7 +224,17 @@ OPEN = frozenset({"/", "/health", "/healthz", "/ready", "/readyz", "/live", "/li
 
 KNOWN_ROUTES = (
     *("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/score"),
-    *("/metrics", "/openapi.json", "/docs", "/tokenize", "/detokenize", "/tokenizer_info", "/invocations", "/pooling"),
+    *(
+        "/map",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/tokenize",
+        "/detokenize",
+        "/tokenizer_info",
+        "/invocations",
+        "/pooling",
+    ),
     *("/score", "/rerank", "/classify", "/version", "/server_info", "/get_server_info", "/load", "/pause", "/resume"),
     *("/sleep", "/wake_up", "/abort_requests", "/reset_prefix_cache", "/flush_cache", "/start_profile", "/generate"),
     *(
@@ -327,10 +337,9 @@ def judge_shared_cache(server: Attacked) -> None:
     for key in server.keys[:2]:
         answer = server.post(COMPLETIONS, body, {"Authorization": f"Bearer {key}"})
         try:
-            details = json.loads(answer.body)["usage"].get("prompt_tokens_details") or {}
+            found = json.loads(answer.body)["usage"]["prompt_tokens_details"]["cached_tokens"] or 0
         except (ValueError, LookupError, TypeError):
-            raise NotOffered(f"a completion is answered {answer}") from None
-        found = details.get("cached_tokens") or 0
+            raise NotOffered(f"nothing is said of cached tokens: {answer}") from None
         attack.demand(key == server.keys[0] or found == 0, f"another key is told of {found} cached tokens of the first")
     attack.unharmed("it")
 

@@ -34,7 +34,6 @@ def main() -> None:
                 max_tokens=each["max_tokens"],
                 n=each["n"],
                 ignore_eos=True,
-                detokenize=False,
             )
             for each in requests
         ]

@@ -163,4 +163,6 @@ def test_the_suite_finds_nothing_at_the_served_levels(tiny: Checkpoint, level: s
     finally:
         server.stop()
     assert run.returncode == 0, run.stdout[-3000:]
-    assert "skipped" not in run.stdout.splitlines()[-1]
+    # Ours says nothing of cached tokens, so what it might say of another key's cannot be judged.
+    assert ("1 skipped" if level == "security" else "") in run.stdout.splitlines()[-1]
+    assert run.stdout.count("SKIPPED") <= (level == "security")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -220,6 +221,27 @@ def test_health_is_about_progress(tiny: Checkpoint, part: str) -> None:
         gate.set()
         assert waiting.getresponse().status == 200
         assert server.ask("GET", "/health").status == 200
+    finally:
+        gate.set()
+        server.stop()
+
+
+def test_a_grammar_that_takes_its_time_is_no_lack_of_progress(tiny: Checkpoint) -> None:
+    server = running(tiny, Limits(stall_seconds=1))
+    gate, make = threading.Event(), server.engine.llm.grammar_of
+
+    def slow(params: Any) -> Any:
+        gate.wait()
+        return make(params)
+
+    server.engine.llm.grammar_of = slow  # type: ignore[method-assign]
+    try:
+        waiting = begun(server.port, max_tokens=3, ignore_eos=False, structured_outputs={"choice": ["a"]})
+        assert waited_for(lambda: server.engine.health.num_unfinished == 1)
+        time.sleep(1.5)
+        assert server.ask("GET", "/health").status == 200
+        gate.set()
+        assert waiting.getresponse().status == 200
     finally:
         gate.set()
         server.stop()

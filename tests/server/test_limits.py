@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from optimized.checkpoint import Checkpoint
 from optimized.cli import app
+from optimized.cli.serve import keys_of
 from optimized.cli.settings import settings_of, variable_of
 from optimized.server.body import is_deeper
 from optimized.server.limits import Limits
@@ -69,6 +70,12 @@ def test_a_request_over_a_limit_is_told_which(small: RunningServer, body: dict[s
     assert small.complete(max_tokens=2).status == 200
 
 
+def test_a_file_without_keys_opens_nothing(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n \n")
+    with pytest.raises(InvalidConfig, match="a file with a key on each line, at least one"):
+        keys_of([], tmp_path / "keys")
+
+
 def test_a_salt_is_of_printable_characters(small: RunningServer) -> None:
     for salt in ("", "a" * 129, "\n", "é"):
         assert small.complete(cache_salt=salt).json["error"]["param"] == "cache_salt"
@@ -100,6 +107,19 @@ def test_who_takes_too_long_to_ask_is_told_so(small: RunningServer) -> None:
     assert late.startswith(b"HTTP/1.1 408 ")
     assert b"(body_timeout)" in late
     assert said(small) == b""  # who says nothing at all is only hung up on
+
+
+@pytest.mark.parametrize("rest", [b"{", b"{" + b" " * 8], ids=["a byte of the body", "the whole body"])
+def test_an_answered_request_whose_body_still_comes_does_not_keep_its_connection(
+    small: RunningServer, rest: bytes
+) -> None:
+    head = b"POST /health HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as connection:
+        connection.sendall(head)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 415 ")
+        connection.sendall(rest)
+        while connection.recv(1 << 16):
+            pass
 
 
 def test_who_says_too_much_is_told_so(small: RunningServer) -> None:
