@@ -157,7 +157,7 @@ class VectorModel:
         if rows == 0:
             self.likeliest = np.zeros(0, np.int64)
             return torch.zeros(0, vocab_size)
-        work.hold("x", x.contiguous())
+        work.hold("x", x.float().contiguous())
         work.set(rows=rows)
         work.run("logits")
         self.likeliest = work.held("likeliest")[:rows].numpy()

@@ -171,8 +171,11 @@ def record(asked: argparse.Namespace) -> None:
         if asked.only not in (None, name) or (name == "model_steps" and not asked.model):
             continue
         busy = os.getloadavg()[0]
+        options = [f"--only {name}", f"--rounds {asked.rounds}"]
+        options += ["--vllm PYTHON MODEL"] if asked.vllm else []
+        options += ["--model"] if name == "model_steps" else []
         recorded[name] = {
-            "command": f"python docs/_ext/bookkeeping.py --only {name}",
+            "command": f"python docs/_ext/bookkeeping.py {' '.join(options)}",
             "commit": commit,
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "machine": machine(),

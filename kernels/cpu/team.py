@@ -42,7 +42,9 @@ def why_not() -> str | None:
 
 def _openmp_library() -> str | None:
     """The file of the libgomp that torch has loaded: with a second one there would be a second team."""
-    names = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line)
+    names = (
+        line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line
+    )
     return next(names, None)
 
 

@@ -120,6 +120,16 @@ def test_what_is_not_in_the_tables_is_refused() -> None:
 
 
 @needs_vectors
+def test_logits_of_narrow_numbers_are_those_of_the_same_numbers_wide() -> None:
+    """A device that asks whether it is alive gives hidden states in the model's own type."""
+    model = vector_model(replace(CONFIG, **MODELS["Llama"]))
+    narrow = torch.linspace(-2, 2, 2 * CONFIG.hidden_size).view(2, -1).to(torch.bfloat16)
+    wide = model.logits(narrow.float()).clone()
+    assert torch.equal(model.logits(narrow), wide)
+    TorchDevice(model, Config(4, block_size=16)).demand_alive()
+
+
+@needs_vectors
 def test_the_model_counts_its_bytes() -> None:
     model = vector_model(replace(CONFIG, tie_word_embeddings=True))
     plain = LlamaModel(model.config, random_checkpoint(model.config, 0).tensors, torch.bfloat16)
