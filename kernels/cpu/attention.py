@@ -13,8 +13,6 @@ from kernels.cpu.vectors import claim, float32_at, int32_at, int64_at, scale_nar
 score_all, score_8, score_4, score_3, score_2, score_1 = (
     product_kernel(rows, 1) for rows in (CHUNK_ROWS, 8, 4, 3, 2, 1)
 )
-wide_6, wide_4, wide_3, wide_2, wide_1 = (scattered_kernel(rows, 4) for rows in (6, 4, 3, 2, 1))
-thin_4, thin_3, thin_2, thin_1 = (scattered_kernel(rows, 1) for rows in (4, 3, 2, 1))
 
 
 @njit(error_model="numpy")
@@ -39,39 +37,31 @@ def scores_tile(a, lda, rows, b, ldb, pairs, c, ldc):
         score_1(a, lda, b, ldb, pairs, c, ldc)
 
 
-@njit(error_model="numpy")
-def wide_values(a, lda, rows, parts, count, offset, ldb, pairs, c, ldc):
-    """64 columns of the weighted sum of values, for any number of queries."""
-    m = 0
-    while rows % 6 == 0 and m < rows:
-        wide_6(a + m * lda, lda, parts, count, offset, ldb, pairs, c + m * ldc, ldc)
-        m += 6
-    while m + 4 <= rows:
-        wide_4(a + m * lda, lda, parts, count, offset, ldb, pairs, c + m * ldc, ldc)
-        m += 4
-    a, c, rows = a + m * lda, c + m * ldc, rows - m
-    if rows == 3:
-        wide_3(a, lda, parts, count, offset, ldb, pairs, c, ldc)
-    elif rows == 2:
-        wide_2(a, lda, parts, count, offset, ldb, pairs, c, ldc)
-    elif rows == 1:
-        wide_1(a, lda, parts, count, offset, ldb, pairs, c, ldc)
+def _values(columns):
+    """16 times so many columns of the weighted sum of values, for any number of queries."""
+    six, four, three, two, one = (scattered_kernel(rows, columns) for rows in (6, 4, 3, 2, 1))
+
+    @njit(error_model="numpy")
+    def values(a, lda, rows, parts, count, offset, ldb, pairs, c, ldc):
+        m = 0
+        while rows % 6 == 0 and m < rows:
+            six(a + m * lda, lda, parts, count, offset, ldb, pairs, c + m * ldc, ldc)
+            m += 6
+        while m + 4 <= rows:
+            four(a + m * lda, lda, parts, count, offset, ldb, pairs, c + m * ldc, ldc)
+            m += 4
+        a, c, rows = a + m * lda, c + m * ldc, rows - m
+        if rows == 3:
+            three(a, lda, parts, count, offset, ldb, pairs, c, ldc)
+        elif rows == 2:
+            two(a, lda, parts, count, offset, ldb, pairs, c, ldc)
+        elif rows == 1:
+            one(a, lda, parts, count, offset, ldb, pairs, c, ldc)
+
+    return values
 
 
-@njit(error_model="numpy")
-def thin_values(a, lda, rows, parts, count, offset, ldb, pairs, c, ldc):
-    """16 columns of the weighted sum of values, for any number of queries."""
-    m = 0
-    while m + 4 <= rows:
-        thin_4(a + m * lda, lda, parts, count, offset, ldb, pairs, c + m * ldc, ldc)
-        m += 4
-    a, c, rows = a + m * lda, c + m * ldc, rows - m
-    if rows == 3:
-        thin_3(a, lda, parts, count, offset, ldb, pairs, c, ldc)
-    elif rows == 2:
-        thin_2(a, lda, parts, count, offset, ldb, pairs, c, ldc)
-    elif rows == 1:
-        thin_1(a, lda, parts, count, offset, ldb, pairs, c, ldc)
+wide_values, thin_values = _values(4), _values(1)
 
 
 @njit(error_model="numpy")

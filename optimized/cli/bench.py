@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from optimized.cli.guard import plain_errors
-from optimized.cli.printing import JsonOption, print_json, with_status
+from optimized.cli.printing import JsonOption, ModelOption, print_json, with_status
 
 app = typer.Typer(name="bench", help="Measure.", no_args_is_help=True)
 
@@ -52,9 +52,7 @@ def scheduler(
 @plain_errors
 def offline(
     workload: Annotated[Path, typer.Argument(help="A line of JSON for each request.")],
-    model: Annotated[
-        str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
+    model: ModelOption = None,
     dtype: Annotated[str, typer.Option(help="The type of the numbers.")] = "auto",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="auto: the model's; fp8: 8 bits, and a scale for each token and head.")
@@ -164,9 +162,7 @@ def compare(
 @plain_errors
 def predicted(
     workload: Annotated[Path, typer.Argument(help="A line of JSON for each request.")],
-    model: Annotated[
-        str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
+    model: ModelOption = None,
     dtype: Annotated[str, typer.Option(help="The type of the numbers.")] = "auto",
     load: Annotated[
         float, typer.Option(help="The second time requests come at this part of the predicted rate.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optimized.cli.guard import FAILED, plain_errors
-from optimized.cli.printing import JsonOption, print_json
+from optimized.cli.printing import JsonOption, ModelOption, print_json
 from optimized.cli.watch import SelfCheck, Watch
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ SELF_CHECK_BLOCKS = 256
 @plain_errors
 def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to answer.")],
-    model: Annotated[
-        str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
-    ] = None,
+    model: ModelOption = None,
     engine: Annotated[str, typer.Option(help="optimized, or reference: slow and obvious.")] = "optimized",
     max_tokens: Annotated[
         int | None, typer.Option(help="The most tokens of an answer.", show_default="128, or less if less fits")

@@ -1,4 +1,4 @@
-"""What commands print, and how they show that they are at work."""
+"""What several commands have in common: two options, what they print, and how they show that they are at work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import typer
 T = TypeVar("T")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
+]
 
 
 def print_json(value: object) -> None:
