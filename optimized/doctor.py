@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from optimized.cpu_path import cpu_path, num_threads
 from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
+from spec.vocabulary import InvalidConfig
 
 BASE = ("numpy", "typer", "rich", "tqdm")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -85,7 +86,12 @@ def examine() -> Findings:
     installed = {name: version for name in (*BASE, *sum(EXTRAS.values(), ())) if (version := version_of(name))}
     missing = {extra: [name for name in names if name not in installed] for extra, names in EXTRAS.items()}
     device, reason, problems = _device()
-    dtype, kernels = (None, None) if device is None else _kernels(device == "cuda")
+    dtype = kernels = None
+    if device is not None:
+        try:
+            dtype, kernels = _kernels(device == "cuda")
+        except InvalidConfig as error:
+            problems = [*problems, str(error)]
     return Findings(
         kvproof=version_of("kvproof"),
         python=platform.python_version(),

@@ -29,7 +29,7 @@ F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(
 FLOATS, INTS, MASK = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(ir.IntType(1), LANES)
 PAIRS, NARROW = ir.VectorType(BFloat(), 2 * LANES), ir.VectorType(BFloat(), LANES)
 ADDRESS = types.int64
-LOWEST = -1e30  # stands for a score that nobody sees: below every other, and 0 after the exponential
+LOWEST = -3.4028234663852886e38  # where the search for the largest score begins: no finite one is below
 LOG2_E = 1.4426950408889634
 
 
@@ -140,16 +140,18 @@ def softmax(context, scores, weights, first, stop, vectors, scale):
             place = builder.add(emit_splat(builder, builder.trunc(builder.shl(i, I64(4)), I32), INTS), lanes)
             seen = builder.and_(builder.icmp_signed(">=", place, begin), builder.icmp_signed("<", place, end))
             score = builder.fmul(emit_load(builder, builder.add(scores, builder.shl(i, I64(6))), FLOATS), factor)
-            return builder.select(seen, score, emit_constant(LOWEST))
+            return seen, builder.select(seen, score, emit_constant(LOWEST))
 
         def larger(i, held):
-            return [emit_call(builder, "llvm.maxnum.v16f32", FLOATS, held[0], scaled(i))]
+            return [emit_call(builder, "llvm.maxnum.v16f32", FLOATS, held[0], scaled(i)[1])]
 
         [largest] = emit_loop(builder, vectors, [emit_constant(LOWEST)], larger)
         largest = emit_splat(builder, emit_call(builder, "llvm.vector.reduce.fmax.v16f32", F32, largest), FLOATS)
 
         def exponentials(i, held):
-            power = emit_exp2(builder, builder.fsub(scaled(i), largest))
+            seen, score = scaled(i)
+            power = emit_exp2(builder, builder.fsub(score, largest))
+            power = builder.select(seen, power, emit_constant(0.0))
             emit_store(builder, emit_narrow(builder, power), builder.add(weights, builder.shl(i, I64(5))))
             return [builder.fadd(held[0], power)]
 

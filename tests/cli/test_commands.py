@@ -128,6 +128,13 @@ def test_doctor_finds_the_other_package_of_that_name(run: Run, monkeypatch: pyte
     assert "keep the two in different environments" in result.stdout
 
 
+def test_doctor_reports_kernels_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPROOF_CPU_KERNELS", "fast")
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "PROBLEM     KVPROOF_CPU_KERNELS is 'fast', it must be one of auto, vector, torch" in result.stdout
+
+
 def test_doctor_knows_what_the_project_declares() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {

@@ -123,6 +123,24 @@ def test_attention_is_dense_attention_for_any_table(case: object) -> None:
     judge_numbers(vectors, case)
 
 
+QUERY_AND_KEYS = (((1, 1, 16), 1e18), ((1, 16, 1, 16), -1e18))
+"""Scores of -1.6e37, below every number that could stand for "unseen"."""
+
+
+@needs_vectors
+def test_an_unseen_cell_has_no_weight_however_low_the_scores_are() -> None:
+    from kernels.cpu.alone import packed_attention
+    from kernels.cpu.layout import pack_blocks_for_products
+
+    query, keys = (torch.full(shape, value, dtype=torch.bfloat16) for shape, value in QUERY_AND_KEYS)
+    values = torch.full((1, 16, 1, 16), 7.0, dtype=torch.bfloat16)
+    values[0, :3] = 1.0  # of the three tokens that are there
+    caches = pack_blocks_for_products(keys, values)
+    tables, lens, start = (torch.tensor(each, dtype=torch.int32) for each in ([[0]], [3], [0, 1]))
+    found = packed_attention(query, *caches, tables, lens, start, team=Team(1), scale=1.0)
+    assert found.flatten().tolist() == [1.0] * 16
+
+
 def test_cores_are_no_more_than_the_control_group_grants(tmp_path) -> None:
     quota = tmp_path / "cpu.max"
     quota.write_text("150000 100000\n")
