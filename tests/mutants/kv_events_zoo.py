@@ -1,4 +1,4 @@
-"""Sabotaged reference engines that their KV events give away: what the cache names is told as vLLM tells it."""
+"""Sabotaged engines that their KV events give away: those that an engine tells itself, or what its cache names, told as vLLM does."""
 
 import json
 
@@ -29,6 +29,9 @@ KV_EVENTS_ZOO = [
 def kv_events_killer(factory: EngineFactory) -> str:
     """The id of the first rule that the KV events of an engine break, which serves a few prompts twice."""
     engine, monitor, known = factory(_CACHED), StreamMonitor(), set[CacheKey]()
+    told: list[dict[str, object]] = []
+    if (core := getattr(engine, "core", None)) is not None:
+        core.tell_kv_events(told.append)
     for number, prompt in enumerate(_PROMPTS * 2):
         engine.add(Request(number, prompt, max_tokens=2, seq_ids=(number,)))
         while engine.snapshot().requests:
@@ -36,6 +39,9 @@ def kv_events_killer(factory: EngineFactory) -> str:
             cached = set(engine.snapshot().cached.values())
             events = [_removed(key) for key in known - cached]
             events += [_stored(key) for key in sorted(cached - known, key=lambda key: len(key.tokens))]
+            if core is not None:
+                events = told[:]
+                told.clear()
             try:
                 monitor.follow([json.dumps(event).encode() + b"\n" for event in events], "kv.jsonl")
             except StreamViolation as violation:

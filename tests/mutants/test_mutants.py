@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+import optimized
 from reference.engine import make_engine
 from reference.sequence_pool import make_pool
+from spec.engine import EngineFactory
 from spec.rules import RULES
 from spec.scope import Scope
 from tests.mutants.ahead_zoo import AHEAD_ZOO
 from tests.mutants.choices_zoo import CHOICES_ZOO
 from tests.mutants.kv_events_zoo import KV_EVENTS_ZOO, kv_events_killer
+from tests.mutants.kv_told_zoo import KV_TOLD_ZOO
 from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
 from tests.mutants.overlap_zoo import OVERLAP_ZOO
 from tests.mutants.pool_zoo import POOL_ZOO
@@ -21,7 +24,17 @@ from tests.mutants.stream_zoo import STREAM_ZOO
 
 CHOOSY_ZOO = [*((mutant, "make_engine_at_schedule") for mutant in CHOICES_ZOO)]
 CHOOSY_ZOO += [(mutant, "make_engine_ahead") for mutant in AHEAD_ZOO]
-ZOO = [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *POOL_ZOO, *CHOICES_ZOO, *AHEAD_ZOO, *KV_EVENTS_ZOO]
+ZOO = [
+    *REFERENCE_ZOO,
+    *OVERLAP_ZOO,
+    *OPTIMIZED_ZOO,
+    *STREAM_ZOO,
+    *POOL_ZOO,
+    *CHOICES_ZOO,
+    *AHEAD_ZOO,
+    *KV_EVENTS_ZOO,
+    *KV_TOLD_ZOO,
+]
 SCOPES = [scope for i, scope in enumerate(m.scope for m in POOL_ZOO) if scope not in [m.scope for m in POOL_ZOO[:i]]]
 
 
@@ -55,14 +68,15 @@ def test_a_mutant_that_chooses_otherwise_dies_by_the_named_rule(mutant: Mutant, 
         assert killer(make_engine, mutant.config) == mutant.rule
 
 
-@pytest.mark.parametrize("mutant", KV_EVENTS_ZOO, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*KV_EVENTS_ZOO, *KV_TOLD_ZOO], ids=lambda mutant: mutant.name)
 def test_a_mutant_that_publishes_kv_events_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
         assert kv_events_killer(package.make_engine) == mutant.rule
 
 
-def test_an_engine_without_a_fault_publishes_its_kv_events_and_survives() -> None:
-    assert kv_events_killer(make_engine) == "survived"
+@pytest.mark.parametrize("make", [make_engine, optimized.make_engine], ids=["reference", "optimized"])
+def test_an_engine_without_a_fault_publishes_its_kv_events_and_survives(make: EngineFactory) -> None:
+    assert kv_events_killer(make) == "survived"
 
 
 @pytest.mark.slow
