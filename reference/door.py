@@ -15,36 +15,35 @@ def seq_ids_in_use(roster: Roster, pool: BlockPool) -> set[SeqId]:
 def check_request(config: Config, roster: Roster, pool: BlockPool, request: Request) -> None:
     """Raise ``InvalidRequest`` unless an empty engine can serve the request to its end, and its ids are new."""
     num_prompt_tokens, num_seqs = len(request.prompt), len(request.seq_ids)
+    if request.request_id in roster.requests:
+        raise InvalidField("request_id", request.request_id, "an id that no live request has")
     if num_prompt_tokens == 0:
         raise InvalidField("prompt", request.prompt, "at least one token")
     if request.max_tokens < 1:
         raise InvalidField("max_tokens", request.max_tokens, "at least 1")
     if num_seqs == 0 or len(set(request.seq_ids)) < num_seqs:
-        raise InvalidField("seq_ids", request.seq_ids, "at least one id, and no id twice")
-    if request.request_id in roster.requests:
-        raise InvalidField("request_id", request.request_id, "an id that no live request has")
-    if not seq_ids_in_use(roster, pool).isdisjoint(request.seq_ids):
-        raise InvalidField("seq_ids", request.seq_ids, "ids that no live sequence has")
-    if num_prompt_tokens + request.max_tokens > config.max_model_len:
-        most = config.max_model_len - request.max_tokens
-        raise InvalidField("prompt", f"{num_prompt_tokens} tokens", f"at most {most} to leave room for max_tokens")
+        raise InvalidField("seq_ids", request.seq_ids, "at least one id, each once")
+    for seq_id in request.seq_ids:
+        if seq_id in seq_ids_in_use(roster, pool):
+            raise InvalidField("seq_ids", seq_id, "an id that no live sequence has")
     if num_seqs > config.max_num_seqs:
-        raise InvalidField("seq_ids", request.seq_ids, f"at most {config.max_num_seqs} sequences")
+        raise InvalidField("seq_ids", request.seq_ids, f"at most max_num_seqs ({config.max_num_seqs})")
+    if num_prompt_tokens + request.max_tokens > config.max_model_len:
+        limit = f"at most max_model_len ({config.max_model_len}) together with the prompt ({num_prompt_tokens})"
+        raise InvalidField("max_tokens", request.max_tokens, limit)
     if not _fit(config, request, num_seqs):
         raise PromptTooLong(most_tokens_stored(request), num_seqs, config.num_slots)
 
 
 def check_fork(roster: Roster, pool: BlockPool, parent: SeqId, child: SeqId) -> None:
-    """Raise ``InvalidRequest`` unless the parent runs and has an output token, and the child's id is new."""
+    """Raise ``InvalidRequest`` unless the parent runs with output and in no step, and the child's id is new."""
     if parent not in roster.seqs:
         raise UnknownId("sequence", parent)
+    seq = roster.seqs[parent]
+    if seq.request_id not in roster.running or seq.num_output_tokens == 0 or seq.num_scheduled_tokens > 0:
+        raise InvalidField("parent", parent, "a sequence of a running request, with output and not in a step")
     if child in seq_ids_in_use(roster, pool):
         raise InvalidField("child", child, "an id that no live sequence has")
-    seq = roster.seqs[parent]
-    if seq.request_id not in roster.running:
-        raise InvalidField("parent", parent, "a sequence of a running request")
-    if seq.num_output_tokens == 0 or seq.num_scheduled_tokens > 0:
-        raise InvalidField("parent", parent, "a sequence with an output token and nothing scheduled")
 
 
 def room_for_fork(config: Config, roster: Roster, pool: BlockPool, parent: SeqId) -> Admission:

@@ -123,7 +123,7 @@ class ReferenceEngine:
         Raises ``InvalidRequest`` while a step is in flight.
         """
         if self.plans:
-            raise InvalidField("the number of steps in flight", len(self.plans), "0 when a whole step is made")
+            raise InvalidField("the number of steps in flight", len(self.plans), "0 when a step is made whole")
         preempted = self.begin_step().preempted
         return replace(self.end_step_on(device), preempted=preempted)
 
@@ -171,7 +171,7 @@ class ReferenceEngine:
         request's other samples are still to be forked."""
         if seq_id in self.roster.seqs:
             if self.roster.unborn(self.roster.seqs[seq_id].request_id):
-                raise InvalidField("seq_id", seq_id, "a sequence whose request has all its samples")
+                raise InvalidField("seq_id", seq_id, "a sequence with output")
             self.scheduler.remove(seq_id)
             self._emit(Release(seq_id))
         self._settled()

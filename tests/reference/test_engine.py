@@ -272,7 +272,7 @@ def test_a_cache_of_one_block_serves_one_request_after_the_other() -> None:
 def test_a_sequence_can_be_ended_alone() -> None:
     engine, follower = followed(SMALL)
     engine.add(request(0, (1, 0, 1), 4, (0, 1)))
-    with pytest.raises(InvalidField, match="seq_id is 0, it must be a sequence whose request has all its samples"):
+    with pytest.raises(InvalidField, match="seq_id is 0, it must be a sequence with output"):
         engine.release(0)
     engine.step(next_token)
     engine.release(0)

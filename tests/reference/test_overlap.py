@@ -148,7 +148,7 @@ def test_only_two_steps_are_in_flight_and_no_whole_step_beside_them() -> None:
     engine.add(request(0, (1, 0, 1, 1, 0, 1, 1, 1, 1), 2))
     engine.begin_step()
     with pytest.raises(
-        InvalidField, match="the number of steps in flight is 1, it must be 0 when a whole step is made"
+        InvalidField, match="the number of steps in flight is 1, it must be 0 when a step is made whole"
     ):
         engine.step(next_token)
     engine.begin_step()
