@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from spec.answers import StepReport
 from spec.choices import Choices, EvictionOrder
-from spec.replay import events_of_begin, events_of_step, observe, step
+from spec.replay import events_of_begin, events_of_step, not_moved, observe, step
 from spec.rules import broken_rules
 from spec.vocabulary import (
     Add,
@@ -29,9 +31,11 @@ from spec.vocabulary import (
     Submit,
     SwapIn,
     SwapOut,
+    Token,
     Write,
     initial_state,
 )
+from tests.reference.follow import followed, next_token
 
 CONFIG = Config(13, 1, max_num_seqs=4, max_num_batched_tokens=16, prefix_cache=True)
 OPTIMISTIC = replace(CONFIG, admission_rule=AdmissionRule.OPTIMISTIC)
@@ -54,12 +58,13 @@ def report_of(events: list[Event]) -> StepReport:
     )
 
 
-def crowd() -> State:
+def crowd(first: Token = 1) -> State:
     """Sequence 0 runs in blocks 0 to 3, of which the cache names the last two; the first two names are those of blocks 4
-    and 5, which are free. Sequences 1 and 2 of request 1 wait: 1 begins with the block 4, and 2 with all four."""
+    and 5, which are free. Sequences 1 and 2 of request 1 wait: 1 begins with the block 4, unless its first token is
+    another one, and 2 with all four."""
     key = (1, 2, 3, 4)
     running = Seq(0, (*key, 9), num_prompt_tokens=5, num_computed_tokens=4)
-    forks = {1: Seq(1, (1, 5, 6, 7, 8), num_prompt_tokens=1), 2: Seq(1, (*key, 6), num_prompt_tokens=1)}
+    forks = {1: Seq(1, (first, 5, 6, 7, 8), num_prompt_tokens=1), 2: Seq(1, (*key, 6), num_prompt_tokens=1)}
     held = {0: (1,), 1: (1, 2), 2: (1, 2, 3), 3: key, 4: (1,), 5: (1, 2)}
     return replace(
         initial_state(OPTIMISTIC, Choices(eviction_order=EvictionOrder.LRU)),
@@ -67,7 +72,7 @@ def crowd() -> State:
         ref_count=(1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         block_tables={0: (0, 1, 2, 3)},
         seqs={0: running, **forks},
-        requests={0: Request(0, (*key, 9), 3, (0,)), 1: Request(1, (1,), 6, (1, 2))},
+        requests={0: Request(0, (*key, 9), 3, (0,)), 1: Request(1, (first,), 6, (1, 2))},
         waiting=(1,),
         running=(0,),
         num_preemptions={1: 1},
@@ -102,6 +107,24 @@ def test_preempt_5_who_is_admitted_and_preempted_in_one_step_had_room_in_between
     assert [rule.id for rule in broken_rules(state, Observe(), shown)] == []
 
 
+def test_preempt_5_who_hit_nothing_in_between_is_not_said_to_have_hit() -> None:
+    before = crowd(first=7)
+    begun = [
+        Begin(0),
+        Allocate(0, 1, (6,)),
+        Admit(1),
+        Allocate(1, 5, (5, 7, 8, 9, 10)),
+        Preempt(1),
+        Submit(0),
+        Write(0, 4, (6,)),
+        Read(0, (0, 1, 2, 3, 6)),
+        Append(0, (1,)),
+        Publish(0, 4),
+        Complete(0),
+    ]
+    assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
+
+
 def test_nothing_happens_in_an_idle_engine() -> None:
     idle = initial_state(CONFIG)
     assert events_of_begin(idle, StepReport(), idle) == []
@@ -114,3 +137,41 @@ def test_a_sequence_may_write_its_tokens_in_two_pieces() -> None:
     happened = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), *device, Append(0, (5,))]
     happened += [Publish(0, 0), Publish(0, 1), Complete(0)]
     assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
+
+
+@pytest.mark.parametrize("lost", ["seqs", "block_tables"])
+def test_an_engine_that_loses_half_of_a_sequence_is_told_by_a_rule(lost: str) -> None:
+    """It shows a table without a sequence, or a sequence without a table; its step is worked out all the same."""
+    before = step(initial_state(Config(4, 1)), Add(Request(0, (1, 2), 3, (0,))))
+    device = [Write(0, 0, (0, 1)), Read(0, (0, 1))]
+    happened = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), *device, Append(0, (5,)), Complete(0)]
+    shown = replace(led_to(before, happened), **{lost: {}})
+    worked_out = events_of_step(before, report_of(happened), shown)
+    assert worked_out == happened
+    state = led_to(before, worked_out)
+    assert broken_rules(state, Observe(), observe(state, shown))
+
+
+def test_a_victim_copied_its_tail_before_it_was_preempted() -> None:
+    """Three samples share a tail. The step in which the second begins to copy has no block for the third, so all of them
+    go; the source of the copy is held until the step is over."""
+    engine, follower = followed(Config(num_blocks=3, block_size=2, max_num_seqs=4, max_num_batched_tokens=4))
+    engine.add(Request(0, (1,), max_tokens=2, seq_ids=(0,)))
+    engine.add(Request(1, (0,), max_tokens=2, seq_ids=(1, 2, 3)))
+    engine.step(next_token)
+    before, copy = follower.state, Copy(1, 0, 1, 2)
+    report = engine.begin_step()
+    worked_out = events_of_begin(before, report, engine.snapshot())
+    assert copy in follower.trace
+    assert worked_out == [Begin(1), copy, Preempt(1), Allocate(0, 1, ()), Submit(1)]
+    state = led_to(before, worked_out)
+    assert broken_rules(state, Observe(), observe(state, engine.snapshot())) == []
+
+
+def test_what_a_device_did_not_swap_is_taken_from_nobody_else() -> None:
+    """A request was given up after its step had begun, and its host block is another one's by now."""
+    config = replace(CONFIG, num_host_blocks=2)
+    swapped = replace(initial_state(config), host_free=(0,), host_tables={1: (1,)}, host_cells={1: (4,)})
+    assert not_moved(swapped, StepReport(), [SwapOut(0, (1,))]) == swapped
+    assert not_moved(swapped, StepReport(), [SwapOut(1, (1,))]).host_cells == {}
+    assert not_moved(swapped, StepReport(device=(SwapOut(1, (1,)),)), [SwapOut(1, (1,))]) == swapped
