@@ -18,10 +18,13 @@ from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
-from optimized.sampling import SamplingParams
+from optimized.sampling import SamplingParams, demand_number
 from optimized.snapshot import Look
 from optimized.waste import Slots
+from spec.engine import InvalidRequest
 from spec.vocabulary import Token
+
+MAX_TIMEOUT_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,12 @@ class AsyncLLM:
         """``max_unfinished`` is the most requests that wait or run, ``max_waiting_tokens`` the most tokens of prompts
         that have no answer yet; more are turned down with ``EngineBusy``. A prompt that waits alone may have any length.
         An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more.
+        Raises ``InvalidRequest`` if somebody's requests are in the ``LLM`` already: nobody would hear their answers.
         """
+        if llm.has_unfinished_requests():
+            raise InvalidRequest(
+                "the LLM has unfinished requests: step until they are done, or abort them, before this"
+            )
         self.llm = llm
         self._max_unfinished = max_unfinished
         self._max_waiting_tokens = max_waiting_tokens
@@ -141,6 +149,8 @@ class AsyncLLM:
         many are unfinished as may be, and at any output ``EngineStopped``, or ``TimeoutError`` when its time is over.
         """
         self._num_named += 1
+        if timeout_s is not None:
+            demand_number("timeout_s", timeout_s, 0.0, MAX_TIMEOUT_S)
         params = sampling_params or SamplingParams()
         name = f"async-{self._num_named}" if request_id is None else request_id
         stream = Stream(self._mailbox(), output_kind)

@@ -149,9 +149,10 @@ class LLM:
         from optimized.beam_search import Searches
 
         self._demand_idle()
-        if params.beam_width > self._core.config.max_num_seqs:
-            limit = f"at most max_num_seqs ({self._core.config.max_num_seqs})"
-            raise InvalidField("beam_width", params.beam_width, limit)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):  # all beams of a search go on in the same step
+            if params.beam_width > getattr(self._core.config, name):
+                limit = f"at most {name} ({getattr(self._core.config, name)})"
+                raise InvalidField("beam_width", params.beam_width, limit)
         read, first = [self._read(prompt) for prompt in prompts_of(prompts)], self._num_requests
         self._num_requests += len(read)
         searches = Searches(self._core, params, self._next_seq_id)
@@ -227,6 +228,8 @@ class LLM:
         """
         if not isinstance(request_id, str) or request_id in self._names:
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
+        if not isinstance(cache_salt, str):
+            raise InvalidField("cache_salt", cache_salt, "a text")
         params = sampling_params or SamplingParams()
         made = self._make(request_id, *self._read(prompt), params, priority=priority, cache_salt=cache_salt)
         self._core.check(made[0], made[2])
@@ -276,13 +279,13 @@ class LLM:
         self._demand_idle()
         params = params_for(len(several), sampling_params)
         made: list[Made] = []
-        for each in several:
+        for index, each in enumerate(several):
             try:
-                made.append(self._make(None, *read(each), params[len(made)], made))
+                made.append(self._make(None, *read(each), params[index], made))
                 self._core.check(made[-1][0], made[-1][2])
             except InvalidRequest as error:
                 if len(several) > 1:
-                    error.add_note(f"This is about prompt {several.index(each) + 1} of {len(several)}.")
+                    error.add_note(f"This is about prompt {index + 1} of {len(several)}.")
                 raise
         for each_made in made:
             self._add(each_made)

@@ -354,8 +354,9 @@ class TorchCore:
 
     def abort(self, request_id: RequestId) -> None:
         live = self.core.scheduler.requests.get(request_id)
+        seq_ids = () if live is None else (*live.request.seq_ids, *(seq.seq_id for seq in live.seqs))
         self.core.abort(request_id)
-        self._forget(() if live is None else live.request.seq_ids)
+        self._forget(seq_ids)
 
     def release(self, seq_id: SeqId) -> None:
         self.core.release(seq_id)
@@ -404,15 +405,16 @@ class TorchCore:
         self._forget_ended()
 
     def _forget(self, seq_ids: Sequence[SeqId]) -> None:
-        """Sequences that have ended need no sampling."""
+        """Sequences that have ended need no sampling, and are no beams."""
         for seq_id in seq_ids:
             self.device.sampling.pop(seq_id, None)
+            self.device.beams.pop(seq_id, None)
 
     def _forget_ended(self) -> None:
         """The same when nobody says who they are. O(requests)."""
         requests = self.core.scheduler.requests.values()
-        live = {seq_id for each in requests for seq_id in each.request.seq_ids}
-        self._forget([seq_id for seq_id in self.device.sampling if seq_id not in live])
+        live = {seq_id for each in requests for seq_id in each.request.seq_ids} | self.core.scheduler.seqs.keys()
+        self._forget([i for i in (*self.device.sampling, *self.device.beams) if i not in live])
 
 
 def chosen_device(device: str = "auto") -> tuple[str, str]:

@@ -80,8 +80,9 @@ def generate(
     ] = None,
 ) -> None:
     """Answer prompts with a model, out of a paged KV cache."""
+    from optimized.beam_search import MAX_BEAMS
     from optimized.model_core import EngineArgs
-    from optimized.sampling import SamplingParams
+    from optimized.sampling import SamplingParams, demand_integer
     from spec.vocabulary import InvalidConfig
 
     if engine not in ("optimized", "reference"):
@@ -94,6 +95,8 @@ def generate(
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
     params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
+    if beam_width is not None:
+        demand_integer("beam_width", beam_width, 1, MAX_BEAMS)
     if beam_width is not None and (n != 1 or not params.greedy):
         raise InvalidConfig("beam_width", beam_width, "without n and temperature: a search has its own answers")
     engine_args: dict[str, Any] = {  # the values of LLM's parameters

@@ -205,3 +205,4 @@ def test_beams_are_answers_best_first(run: Run, tiny_path: Path) -> None:
     assert sums == sorted(sums, reverse=True)
     assert run(*asked, "3").exit_code == 0
     assert run(*asked, "3", "--n", "2").stderr.startswith("beam_width is 3, it must be without n")
+    assert run(*asked, "65").stderr == "beam_width is 65, it must be a whole number from 1 to 64\n"

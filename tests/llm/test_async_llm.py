@@ -359,3 +359,19 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "an answer\n", "")
+
+
+def test_an_engine_that_is_busy_with_others_is_not_taken_over(llm: LLM) -> None:
+    llm.add_request("mine", "hello", GREEDY)
+    with pytest.raises(InvalidRequest, match="the LLM has unfinished requests"):
+        AsyncLLM(llm)
+    llm.abort("mine")
+
+    async def go() -> None:
+        async with AsyncLLM(llm) as engine:
+            for wrong in (-1.0, float("nan"), "soon"):
+                assert "timeout_s is " in str(await refusal(engine.generate("x", timeout_s=wrong)))  # type: ignore[arg-type]
+            assert engine.health.num_unfinished == 0
+            assert (await last(engine.generate("hello", GREEDY))).finished
+
+    asyncio.run(go())

@@ -1,13 +1,17 @@
 """Beam search by the engine: transformers' own answers, whatever the batch, on blocks that the beams share."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimized import LLM, BeamSearchParams
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.cli.reference_core import ReferenceCore
+from optimized.model_core import TorchCore
+from optimized.plan import Plan
 from spec.conformance.judge import Follower
 from spec.engine import InvalidRequest
 from tests.models.tiny_files import FAMILIES, write_directory
@@ -68,6 +72,28 @@ def test_what_can_not_be_searched_is_refused(tiny: Checkpoint) -> None:
     llm = LLM(tiny, block_size=4, max_num_seqs=2)
     with pytest.raises(InvalidRequest, match="beam_width is 4, it must be at most max_num_seqs"):
         llm.beam_search("hello", BEAMS)
+    narrow = LLM(tiny, block_size=4, max_num_batched_tokens=3)
+    with pytest.raises(InvalidRequest, match=r"beam_width is 4, it must be at most max_num_batched_tokens \(3\)"):
+        narrow.beam_search("hello", BEAMS)
     with pytest.raises(InvalidRequest, match="the reference engine has no beam search"):
         LLM(tiny, block_size=4, make_core=ReferenceCore).beam_search("hello", BEAMS)
     assert not llm.has_unfinished_requests()
+
+
+def test_a_search_that_somebody_interrupts_leaves_nothing_behind(tiny: Checkpoint) -> None:
+    llm = LLM(tiny, block_size=4, max_num_seqs=8)
+    expected = llm.beam_search("hello", BEAMS)[0].outputs
+    core = llm._core
+    assert isinstance(core, TorchCore)
+    run, steps = core.device.run, iter(range(100))
+
+    def interrupted(plan: Plan) -> Sequence[Any]:
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return run(plan)
+
+    core.device.run = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.beam_search("hello", BEAMS)
+    assert (core.device.beams, core.device.sampling, core.core.has_work) == ({}, {}, False)
+    assert llm.beam_search("hello", BEAMS)[0].outputs == expected

@@ -314,6 +314,18 @@ def test_a_request_that_never_fits_says_how_much_room_there_is(tiny: Checkpoint)
         llm.generate([BYTES], GREEDY)
 
 
+def test_of_equal_prompts_the_one_that_is_refused_is_named(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="n is 17") as refused:
+        llm.generate(["x", "x", "x"], [GREEDY, SamplingParams(n=17), GREEDY])
+    assert refused.value.__notes__ == ["This is about prompt 2 of 3."]
+
+
+def test_a_salt_is_a_text(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="cache_salt is 5, it must be a text"):
+        llm.add_request("a", "x", GREEDY, cache_salt=5)  # type: ignore[arg-type]
+    assert not llm.has_unfinished_requests()
+
+
 def test_ids_are_used_once_at_a_time(llm: LLM) -> None:
     llm.add_request("a", "x", GREEDY)
     with pytest.raises(InvalidRequest, match="request_id is 'a', it must be a text that no unfinished request has"):
