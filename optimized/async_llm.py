@@ -7,13 +7,23 @@ import contextlib
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from optimized.engine_thread import Abandon, Abort, Add, EngineStopped, EngineThread, Mailbox, Stream, Watch
+from optimized.engine_thread import (
+    Abandon,
+    Abort,
+    Add,
+    EngineBusy,
+    EngineStopped,
+    EngineThread,
+    Mailbox,
+    Stream,
+    Watch,
+)
 from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
@@ -46,6 +56,42 @@ class Health:
     """How often it died because it broke a rule, and somebody looked."""
 
 
+class Party:
+    """The prompts of one request: they are let in together, or none of them is.
+
+    Let in one by one, two requests of several long prompts could each find the other's first prompt in its way, for ever.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._has_place = False
+        self._lengths: dict[Stream, int] = {}
+        self._all_read = asyncio.Event()
+        self._refusal: EngineBusy | None = None
+        self.is_refused = False
+        """For whoever asks with it: whether that was said already."""
+
+    def reserve(self, engine: EngineThread, max_unfinished: int | None) -> None:
+        """A place for one of its prompts. Where there is one for the first, there is one for all."""
+        engine.reserve(None if self._has_place else max_unfinished)
+        self._has_place = True
+
+    async def queue(
+        self, engine: EngineThread, stream: Stream, prompt: Mapping[str, Any], max_waiting_tokens: int | None
+    ) -> None:
+        """Let one of its prompts wait for an answer, once all of them have been read. Raises ``EngineBusy``."""
+        self._lengths[stream] = len(prompt["prompt_token_ids"])
+        if len(self._lengths) == self._size:
+            try:
+                engine.queue(self._lengths, max_waiting_tokens)
+            except EngineBusy as error:
+                self._refusal = error
+            self._all_read.set()
+        await self._all_read.wait()
+        if self._refusal is not None:
+            raise EngineBusy(self._refusal.num_unfinished, self._refusal.num_waiting_tokens)
+
+
 class AsyncLLM:
     """``LLM`` for an event loop: ``async for output in engine.generate(prompt, params)``.
 
@@ -65,7 +111,8 @@ class AsyncLLM:
         self, llm: LLM, max_unfinished: int | None = None, max_waiting_tokens: int | None = None, restarts: bool = False
     ) -> None:
         """``max_unfinished`` is the most requests that wait or run, ``max_waiting_tokens`` the most tokens of prompts
-        that have no answer yet; more are turned down with ``EngineBusy``. A prompt that waits alone may have any length.
+        that have no answer yet; more are turned down with ``EngineBusy``. Neither turns down who asks while nobody else
+        waits or runs: a request's own prompts (``Party``) do not stand in each other's way.
         An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more.
         Raises ``InvalidRequest`` if somebody's requests are in the ``LLM`` already: nobody would hear their answers.
         """
@@ -142,6 +189,7 @@ class AsyncLLM:
         cache_salt: str = "",
         timeout_s: float | None = None,
         output_kind: OutputKind = OutputKind.CUMULATIVE,
+        party: Party | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """The answer as it grows; its last output is ``finished``. Outputs that nobody has fetched yet become one.
 
@@ -151,10 +199,10 @@ class AsyncLLM:
         self._num_named += 1
         if timeout_s is not None:
             demand_number("timeout_s", timeout_s, 0.0, MAX_TIMEOUT_S)
-        params = sampling_params or SamplingParams()
+        params, party = sampling_params or SamplingParams(), party or Party(1)
         name = f"async-{self._num_named}" if request_id is None else request_id
         stream = Stream(self._mailbox(), output_kind)
-        self._engine.reserve(self._max_unfinished)
+        party.reserve(self._engine, self._max_unfinished)
         loop = stream.mailbox.loop
         timer = (
             None if timeout_s is None else loop.call_later(timeout_s, stream.arrive, TimeoutError("it took too long"))
@@ -164,11 +212,11 @@ class AsyncLLM:
             if params.structured_outputs is not None:
                 with self._engine.aside():
                     await loop.run_in_executor(self._grammar_maker, self.llm.grammar_of, params)
-            self._engine.queue(stream, checked, self._max_waiting_tokens)
+            await party.queue(self._engine, stream, checked, self._max_waiting_tokens)
         except BaseException:
             if timer is not None:
                 timer.cancel()
-            self._engine.give_back()
+            self._engine.give_back(stream)
             raise
         self._engine.post(Add(stream, name, checked, params, priority, cache_salt))
         shown: RequestOutput | None = None

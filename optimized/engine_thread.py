@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from optimized.llm import LLM
 from optimized.outputs import OutputKind, RequestOutput
@@ -178,7 +178,7 @@ class EngineThread:
     # --- called by others ---------------------------------------------------------------------------------------------
 
     def reserve(self, max_unfinished: int | None) -> None:
-        """A place for one more request, which ``give_back`` or the request's end gives back."""
+        """A place for one more prompt, which ``give_back`` or the prompt's end gives back."""
         with self._lock:
             if not self.is_open or self.is_restarting:
                 raise self._stopped()
@@ -201,14 +201,15 @@ class EngineThread:
                     self.busy_since = time.monotonic()
                 self.num_aside -= 1
 
-    def queue(self, stream: Stream, prompt: Mapping[str, Any], max_waiting_tokens: int | None) -> None:
-        """Let its prompt wait, until there is an answer, or nobody waits for one."""
-        count = len(prompt["prompt_token_ids"])
+    def queue(self, lengths: Mapping[Stream, int], max_waiting_tokens: int | None) -> None:
+        """Let the prompts of one request wait, each until there is an answer, or nobody waits for one. All or none."""
+        count = sum(lengths.values())
         with self._lock:
             waiting = self.num_waiting_tokens
             if max_waiting_tokens is not None and waiting and waiting + count > max_waiting_tokens:
                 raise EngineBusy(self.num_unfinished, waiting)
-            stream.num_waiting_tokens = count
+            for stream, length in lengths.items():
+                stream.num_waiting_tokens = length
             self.num_waiting_tokens += count
 
     def give_back(self, stream: Stream | None = None) -> None:

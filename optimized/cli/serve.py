@@ -51,7 +51,9 @@ def serve(
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="KVPROOF_SERVED_MODEL_NAME", help="What the model is called.", show_default="its file's name"
+            envvar="KVPROOF_SERVED_MODEL_NAME",
+            help="What the model is called.",
+            show_default="its file's name, and default",
         ),
     ] = None,
     max_model_len: Annotated[
@@ -150,7 +152,7 @@ def serve(
     start_logging(log_format, log_level)
     with Watch("optimized", self_check, trace) as watch:
         llm = LLM(model, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
-        names = served_model_name or [llm.checkpoint.name]
+        names = served_model_name or [llm.checkpoint.name, "default"]
         renderer = live_map() if ui else None
         run(llm, names, address, limits, lambda line: typer.echo(line, err=True), self_check.value, renderer)
 

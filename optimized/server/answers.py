@@ -128,6 +128,14 @@ class Tokens(BaseModel):
     max_model_len: int
 
 
+class TokenizerInfo(BaseModel):
+    """The answer of ``/tokenizer_info``: what lm-eval asks before it trusts ``/tokenize``."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 class Text(BaseModel):
     """The answer of ``/detokenize``."""
 

@@ -22,6 +22,7 @@ from optimized.server.answers import (
     ModelList,
     Status,
     Text,
+    TokenizerInfo,
     Tokens,
     Version,
 )
@@ -34,6 +35,9 @@ from optimized.server.service import Service, unless_gone
 from optimized.server.stream import EventStream
 
 logger = logging.getLogger(__name__)
+
+MOST_OF_A_NAME = 100
+"""Characters of a field's name that are said back."""
 
 CLIENT_GONE = 499
 """For logs: nobody is there to read it."""
@@ -51,6 +55,7 @@ def make_app(
     service = Service(engine, names, limits or Limits(), shared_prefix_cache)
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
     app = FastAPI(title="kvproof", version=_version(), docs_url=None, redoc_url=None, responses=errors)
+    app.router.redirect_slashes = False  # where to is made from the Host header, and no route says that it does
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
 
     @app.post("/v1/completions", response_model=CompletionAnswer, response_model_exclude_none=False)
@@ -93,6 +98,10 @@ def make_app(
         service.check_model(body.model)
         return Text(prompt=await engine.detokenize(body.tokens))
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> TokenizerInfo:
+        return service.tokenizer_info()
+
     @app.get("/health")
     async def health() -> Status:
         found = engine.health
@@ -126,7 +135,7 @@ def make_app(
 
         @app.get("/map", include_in_schema=False)
         async def live_map() -> Response:
-            return EventStream(live.events(lambda: service.is_draining))
+            return EventStream(await live.events(lambda: service.is_draining))
 
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> Response:
@@ -140,7 +149,9 @@ def make_app(
     async def http_error(_: Request, error: HTTPException) -> Response:
         status = error.status_code if error.status_code in TYPES else 400
         codes = {404: "not_found", 405: "method_not_allowed"}
-        return _response(RequestError(status, codes.get(status, "bad_request"), str(error.detail)))
+        made = _response(RequestError(status, codes.get(status, "bad_request"), str(error.detail)))
+        made.headers.update(error.headers or {})  # a 405 says what is allowed
+        return made
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
@@ -172,7 +183,7 @@ def _told(request: Request, error: Exception) -> Response:
 def _first(error: RequestValidationError) -> RequestError:
     """The first thing that is wrong with a body, in one sentence that names the field."""
     found = error.errors()[0]
-    place = [str(part) for part in found["loc"] if part != "body"]
+    place = [str(part)[:MOST_OF_A_NAME] for part in found["loc"] if part != "body"]
     field = place[0] if place else None
     if found["type"] == "json_invalid":
         return RequestError(400, "invalid_json", "the body is not valid JSON")

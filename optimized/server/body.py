@@ -1,4 +1,4 @@
-"""The body of a request, read whole before anybody looks at it: in time, not too long, not too deep."""
+"""The body of a request, read whole before anybody looks at it: in time, not too long, not too deep, and JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
+
+import msgspec
 
 from optimized.server.errors import RequestError
 from optimized.server.limits import Limits
@@ -42,12 +44,25 @@ async def read_body(receive: Receive, limits: Limits) -> bytes | None:
     if is_deeper(body, limits.max_json_depth):
         limit = f"deeper than {limits.max_json_depth} brackets (max_json_depth)"
         raise RequestError(400, "invalid_json", f"the body is nested {limit}")
+    if body and not is_json(body):
+        raise RequestError(400, "invalid_json", "the body is not valid JSON, which is Unicode in UTF-8")
     return body
 
 
 def too_large(limits: Limits) -> RequestError:
     """A body that is not read to its end."""
     return RequestError(413, "request_too_large", f"the body is larger than {limits.max_body_bytes:,} bytes")
+
+
+def is_json(body: bytes) -> bool:
+    """Whether it is JSON and nothing else. Python's own parser, which reads it next, also takes UTF-16 and UTF-32, in which
+    brackets can hide from whoever counts them, numbers that are none, and halves of characters.
+    """
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return True
 
 
 def is_deeper(body: bytes, depth: int) -> bool:

@@ -44,6 +44,8 @@ class RequestError(Exception):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.ends_connection = False
+        """Whether nothing else that its connection says is believed."""
         self.detail = ErrorDetail(message=message, type=TYPES[status], param=param, code=code)
 
     @property

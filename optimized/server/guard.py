@@ -54,17 +54,24 @@ class Guard:
         state["request_id"], state["key"] = request_id, b""
 
         started = time.monotonic()
+        is_head, inner = scope["method"] == "HEAD", scope
+        if is_head:  # what GET would say, but for the body
+            inner = {**scope, "method": "GET"}
 
         async def named_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            begins = message["type"] == "http.response.start"
+            if begins:
                 state["status"] = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-            await send(message)
+            if begins or not is_head:
+                await send(message)
+            if begins and is_head:
+                await send({"type": "http.response.body", "body": b""})
 
         try:
             state["key"] = key = self._check(scope) or b""
             if scope["method"] != "POST":
-                await self.app(scope, receive, named_send)
+                await self.app(inner, receive, named_send)
                 return
             self._num_of_key[key] += 1
             try:
@@ -85,6 +92,12 @@ class Guard:
         if len(headers) > self.limits.max_header_count:
             limit = self.limits.max_header_count
             raise RequestError(431, "too_many_headers", f"there are {len(headers)} headers, at most {limit} are read")
+        names = {name for name, _ in headers}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            # Somebody before us may have read the other one, and what is a body to us may be a request to them.
+            error = RequestError(400, "invalid_value", "a body has a length or comes in chunks, this one says both")
+            error.ends_connection = True
+            raise error
         # The path that the router uses, not one that is made from the Host header.
         key = self._key_of(headers)
         if self._digests and scope["path"] not in OPEN_PATHS and key is None:
@@ -144,6 +157,8 @@ async def answer(error: RequestError, send: Send) -> None:
     """Send an error as a whole response."""
     body = ErrorBody(error=error.detail).model_dump_json().encode()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    if error.ends_connection:
+        headers["connection"] = "close"
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})

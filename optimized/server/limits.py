@@ -31,7 +31,7 @@ class Limits:
     max_stop_characters: int = _limit(256, "Characters of a stop string.")
     max_logit_biases: int = _limit(300, "Tokens with a bias.", 0)
     max_bad_words: int = _limit(128, "Bad words.", 0)
-    max_num_queued_reqs: int = _limit(256, "Requests that wait or run; one more is told 503.")
+    max_num_queued_reqs: int = _limit(256, "Requests that wait or run, each prompt counted; one more is told 503.")
     max_num_queued_tokens: int = _limit(
         0, "Tokens of prompts that have no answer yet; more are told 503. 0 is 8 full steps.", 0
     )

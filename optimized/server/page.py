@@ -91,7 +91,7 @@ class LiveMap:
         self._drawn_at = 0.0
         self._num_viewers = 0
 
-    def events(self, is_over: Callable[[], bool]) -> AsyncGenerator[bytes]:
+    async def events(self, is_over: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Events for one more viewer: the whole map, and then what changed. Raises ``RequestError`` if there are too
         many viewers, or blocks."""
         if self._engine.llm.config.num_blocks > MAX_BLOCKS:
@@ -100,11 +100,14 @@ class LiveMap:
             )
         if self._num_viewers >= MAX_VIEWERS:
             raise RequestError(503, "too_many_viewers", f"{MAX_VIEWERS} others look at the map")
-        return self._events(is_over)
+        events = self._events(is_over)
+        await anext(events)  # counted before anybody else is asked, and given back however it ends
+        return events
 
     async def _events(self, is_over: Callable[[], bool]) -> AsyncGenerator[bytes]:
         self._num_viewers += 1
         try:
+            yield b""
             seen: Drawing | None = None
             told = time.monotonic()
             while not is_over():

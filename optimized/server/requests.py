@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from optimized.sampling import SamplingParams
 from optimized.server.errors import RequestError, unsupported
@@ -13,8 +20,11 @@ from optimized.server.structure import ResponseFormat, StructuredOutputs, struct
 from optimized.server.tools import SaidCall, Tool, ToolChoice, call_of_one, callable_tools
 from optimized.structured_outputs import StructuredOutputsParams
 
+T = TypeVar("T")
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
-Prompts: TypeAlias = str | list[str] | list[TokenId] | list[list[TokenId]]
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which only the first thing that is wrong is told: a body has room for millions."""
+Prompts: TypeAlias = str | Many[str] | Many[TokenId] | Many[Many[TokenId]]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -39,6 +49,27 @@ PASSED_ON = (
 """Fields that mean the same in ``SamplingParams``."""
 
 
+MOST_ERRORS = 100
+"""So many wrong things of a body may be listed, of which the first is told; to list more takes long."""
+
+
+class Body(BaseModel):
+    """A body: its fields and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _few_errors(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """To describe each of a million wrong things would hold everybody up for a minute."""
+        try:
+            return handler(data)
+        except ValidationError as error:
+            if (count := error.error_count()) > MOST_ERRORS:
+                raise ValueError(f"{count} things are wrong with it") from None
+            raise
+
+
 class StreamOptions(BaseModel):
     """What a stream says besides its text."""
 
@@ -47,7 +78,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Body):
     """What both kinds of completions may ask of sampling."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -58,7 +89,7 @@ class SamplingFields(BaseModel):
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     presence_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
@@ -74,8 +105,8 @@ class SamplingFields(BaseModel):
     stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Many[TokenId] | None = None
+    bad_words: Many[str] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
     cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern="^[ -~]+$")
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
@@ -182,7 +213,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
     refusal: None = None
     tool_calls: list[SaidCall] | None = Field(None, max_length=64)
@@ -259,18 +290,16 @@ class ChatRequest(SamplingFields):
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.calls else None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """The body of ``/tokenize``."""
 
-    model_config = ConfigDict(extra="forbid")
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """The body of ``/detokenize``."""
 
-    model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Many[TokenId]

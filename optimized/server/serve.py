@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,9 +67,10 @@ class _Server(uvicorn.Server):
         self.is_aborting = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # It listens until requests have ended: whoever asks is told that it is not ready, and not left without an answer.
         self.force_exit = self.is_aborting
-        self.is_aborting = self.should_exit
-        self._service.is_draining = self.should_exit = True
+        self.is_aborting = self._service.is_draining
+        self._service.is_draining = True
         del sig, frame
 
 
@@ -91,7 +93,7 @@ def serve(
         f"{names[0]}: a KV cache of {llm.config.num_blocks:,} blocks, {llm.config.num_slots:,} tokens, "
         f"room for {num_full:,} requests of {llm.config.max_model_len:,} tokens"
     )
-    asyncio.run(_run(server, engine, address, limits, say))
+    asyncio.run(_run(server, service, address, limits, say))
 
 
 def make_engine(llm: LLM, limits: Limits) -> AsyncLLM:
@@ -121,7 +123,7 @@ def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Conf
     )
 
 
-async def _run(server: _Server, engine: AsyncLLM, address: Address, limits: Limits, say: Callable[[str], None]) -> None:
+async def _run(server: _Server, service: Service, address: Address, limits: Limits, say: Callable[[str], None]) -> None:
     async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.01)
@@ -130,21 +132,24 @@ async def _run(server: _Server, engine: AsyncLLM, address: Address, limits: Limi
         host = f"[{address.host}]" if ":" in address.host else address.host
         say(f"listening on http://{host}:{port}")
 
-    ending = _end_in_time(server, engine, limits.shutdown_timeout)
-    beating = [asyncio.ensure_future(each) for each in (announce(), beat_for_ever(engine), ending)]
+    ending = _end_in_time(server, service, limits.shutdown_timeout)
+    beating = [asyncio.ensure_future(each) for each in (announce(), beat_for_ever(service.engine), ending)]
     try:
         await server.serve()
     finally:
         for task in beating:
             task.cancel()
-        await engine.shutdown()
+        await service.engine.shutdown()
 
 
-async def _end_in_time(server: _Server, engine: AsyncLLM, seconds: float) -> None:
-    """After a signal, requests have so long, or until the next signal; those that are left are told."""
-    while not server.should_exit:
+async def _end_in_time(server: _Server, service: Service, seconds: float) -> None:
+    """After a signal, requests have so long, or until the next signal; those that are left are told, and it listens no more."""
+    while not service.is_draining:
         await asyncio.sleep(0.05)
-    deadline = time.monotonic() + seconds
+    deadline, engine = time.monotonic() + seconds, service.engine
     while engine.health.num_unfinished and not server.is_aborting and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     await engine.shutdown()
+    left = 0.0 if server.is_aborting else max(0.0, deadline - time.monotonic())  # for whoever still reads an answer
+    server.config.timeout_graceful_shutdown = math.ceil(left) + SECONDS_TO_TELL
+    server.should_exit = True

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from optimized.async_llm import AsyncLLM
+from optimized.async_llm import AsyncLLM, Party
 from optimized.engine_thread import EngineBusy
 from optimized.grammar import STOPPED
 from optimized.outputs import OutputKind, RequestOutput, news
@@ -24,6 +24,7 @@ from optimized.server.answers import (
     ChatChoice,
     CompletionAnswer,
     CompletionChoice,
+    TokenizerInfo,
     Usage,
     chat_logprobs,
     completion_logprobs,
@@ -81,6 +82,16 @@ class Service:
         if count >= self.limits.max_num_queued_reqs:
             self.metrics.rejected("queue_full")
             raise told(EngineBusy(count))
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """The tokens that begin and end a text, and how a conversation is written down."""
+        checkpoint = self.engine.llm.checkpoint
+        tokenizer = checkpoint.tokenizer
+        if tokenizer is None:
+            return TokenizerInfo(bos_token=None, eos_token=None, chat_template=checkpoint.chat_template)
+        end = tokenizer.token(next(iter(tokenizer.eos_token_ids), None))
+        begin = tokenizer.token(tokenizer.bos_token_id)
+        return TokenizerInfo(bos_token=begin, eos_token=end, chat_template=checkpoint.chat_template)
 
     # --- completions --------------------------------------------------------------------------------------------------
 
@@ -265,19 +276,21 @@ class Service:
         self, prompts: Sequence[Prompt], params: SamplingParams, body: SamplingFields
     ) -> list[RequestOutput]:
         """The finished outputs, in the order of the prompts."""
+        party = Party(len(prompts))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(prompt, params, body)) for prompt in prompts]
+            tasks = [group.create_task(self._one(prompt, params, body, party)) for prompt in prompts]
         return [task.result() for task in tasks]
 
-    async def _one(self, prompt: Prompt, params: SamplingParams, body: SamplingFields) -> RequestOutput:
-        async with contextlib.aclosing(self._outputs(prompt, params, body, OutputKind.CUMULATIVE)) as outputs:
+    async def _one(self, prompt: Prompt, params: SamplingParams, body: SamplingFields, party: Party) -> RequestOutput:
+        kind = OutputKind.CUMULATIVE
+        async with contextlib.aclosing(self._outputs(prompt, params, body, kind, party)) as outputs:
             newest = await anext(outputs)
             async for newest in outputs:  # noqa: B007  only the last one is whole, and each is a copy
                 pass
             return newest
 
     async def _outputs(
-        self, prompt: Prompt, params: SamplingParams, body: SamplingFields, kind: OutputKind
+        self, prompt: Prompt, params: SamplingParams, body: SamplingFields, kind: OutputKind, party: Party
     ) -> AsyncGenerator[RequestOutput]:
         """The outputs of one prompt, counted. Raises ``RequestError`` where one says that something went wrong."""
         started, first = time.monotonic(), 0.0
@@ -289,6 +302,7 @@ class Service:
             cache_salt=body.cache_salt or "",
             timeout_s=self.limits.max_request_seconds,
             output_kind=OutputKind.CUMULATIVE,
+            party=party,
         )
         try:
             async with contextlib.aclosing(stream) as outputs:
@@ -302,7 +316,9 @@ class Service:
                     yield news(total, output) if kind is OutputKind.DELTA else output
                     total = output
         except EngineBusy:
-            self.metrics.rejected("queue_full")
+            if not party.is_refused:  # one request, however many prompts
+                party.is_refused = True
+                self.metrics.rejected("queue_full")
             raise
         if total is not None:
             self.metrics.ended(total, params, started, first)
@@ -326,7 +342,8 @@ class Service:
         chunks: Callable[[int, RequestOutput], list[dict[str, Any]]],
     ) -> AsyncIterator[bytes]:
         """A stream that has begun: its first outputs are there, so whatever is wrong with the request has been raised."""
-        merged = _merged([self._outputs(prompt, params, body, OutputKind.DELTA) for prompt in prompts])
+        party = Party(len(prompts))
+        merged = _merged([self._outputs(prompt, params, body, OutputKind.DELTA, party) for prompt in prompts])
         try:
             first = await anext(merged)
         except BaseException:

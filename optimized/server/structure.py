@@ -51,7 +51,7 @@ class StructuredOutputs(BaseModel):
     model_config = ConfigDict(extra="forbid")
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 

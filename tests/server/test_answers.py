@@ -103,6 +103,14 @@ def test_tokens_and_texts_go_both_ways(server: RunningServer) -> None:
     assert server.ask("POST", "/detokenize", {"tokens": tokens["tokens"]}).json == {"prompt": "hello x"}
 
 
+def test_a_tokenizer_is_introduced(server: RunningServer, tiny: Checkpoint) -> None:
+    told = server.ask("GET", "/tokenizer_info").json
+    assert told.keys() == {"bos_token", "eos_token", "chat_template"}
+    assert told["chat_template"] == tiny.chat_template
+    [end] = server.ask("POST", "/tokenize", {"prompt": told["eos_token"], "add_special_tokens": False}).json["tokens"]
+    assert end in tiny.config.eos_token_ids
+
+
 def test_models_are_named(server: RunningServer) -> None:
     assert [each["id"] for each in server.ask("GET", "/v1/models").json["data"]] == ["tiny", "alias"]
     assert server.ask("GET", "/v1/models/alias").json["id"] == "alias"

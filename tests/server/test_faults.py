@@ -293,15 +293,30 @@ def port_of(process: "subprocess.Popen[str]") -> int:
     raise AssertionError("it does not listen")
 
 
+def status_of(port: int, path: str) -> tuple[int, str]:
+    """What a path answers on a connection of its own, and the code of an error."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = json.loads(response.read())
+    connection.close()
+    return response.status, body.get("error", {}).get("code", "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_signals", [1, 2])
 def test_a_signal_lets_requests_finish_and_a_second_one_ends_them(
     process: "subprocess.Popen[str]", num_signals: int, tmp_path: Path
 ) -> None:
-    stream = begun(port_of(process), max_tokens=40, stream=True).getresponse()
+    port = port_of(process)
+    stream = begun(port, max_tokens=40, stream=True).getresponse()
     first = stream.readline()
+    asked: list[tuple[int, str]] = []
     for _ in range(num_signals):
         process.send_signal(signal.SIGTERM)
+        if not asked:  # who asks meanwhile is answered, on a new connection too
+            assert waited_for(lambda: status_of(port, "/ready") == (503, "draining"))
+            asked = [status_of(port, path) for path in ("/health", "/v1/models")]
         threading.Event().wait(0.3)
     events = (first + stream.read()).decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -311,8 +326,9 @@ def test_a_signal_lets_requests_finish_and_a_second_one_ends_them(
     else:
         assert chunks[-1]["error"]["code"] == "engine_stopped"
         assert len(chunks) < 40
+    assert [status for status, _ in asked] == [200, 200]
     assert process.wait(20) == 0
     assert process.stderr is not None
     lines = [json.loads(line) for line in process.stderr]
-    assert [line["status"] for line in lines if "status" in line] == [200]
+    assert [line["status"] for line in lines if line.get("path") == "/v1/completions"] == [200]
     assert len(load(tmp_path / "trace.jsonl").events) > 10

@@ -146,13 +146,65 @@ def test_a_queue_is_bounded_in_tokens_too_but_for_who_is_alone(tiny: Checkpoint)
         ids = [5] * 20
         assert server.complete(prompt=ids, max_tokens=1).status == 200
         gate = held(server)
-        refused = server.complete(prompt=[ids, ids], max_tokens=1)
+        waiting = threading.Thread(target=server.complete, kwargs={"prompt": ids, "max_tokens": 1})
+        waiting.start()
+        assert waited_for(lambda: server.engine._engine.num_waiting_tokens == 20)
+        refused = server.complete(prompt=ids, max_tokens=1)
         gate.set()
+        waiting.join()
         assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
         assert "20 tokens of prompts have no answer yet" in refused.json["error"]["message"]
         assert refused.headers["retry-after"] == "1"
         assert waited_for(lambda: server.engine.health.num_unfinished == 0)
         assert server.complete(prompt=[ids[:4], ids[:4]], max_tokens=1).status == 200
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_limits_allow_is_taken_by_a_server_that_is_idle(tiny: Checkpoint, stream: bool) -> None:
+    limits = replace(SMALL, max_per_key=0, max_num_queued_reqs=1, max_prompts=8, max_choices=8)
+    server = running(tiny, limits)
+    try:
+        many = {"prompt": [[5] * 20] * 8, "max_tokens": 1, "stream": stream}
+        assert server.complete(**many).status == 200
+        assert waited_for(lambda: server.engine.health.num_unfinished == 0)
+        gate = held(server)
+        first = threading.Thread(target=server.complete, kwargs=many)
+        first.start()
+        assert waited_for(lambda: server.engine._engine.num_waiting_tokens == 160)
+        refused = server.complete(prompt="a")
+        assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
+        gate.set()
+        first.join()
+        assert waited_for(lambda: server.engine.health.num_unfinished == 0)
+        assert server.engine._engine.num_waiting_tokens == 0
+        assert server.complete(**many).status == 200
+    finally:
+        server.stop()
+
+
+def test_two_requests_of_several_prompts_do_not_both_stand_in_each_others_way(tiny: Checkpoint) -> None:
+    server = running(tiny, replace(SMALL, max_per_key=0))
+    try:
+        gate, seen = held(server), list[int]()
+        both = [
+            threading.Thread(target=lambda: seen.append(server.complete(prompt=[[5] * 20] * 2, max_tokens=1).status))
+            for _ in range(2)
+        ]
+        for each in both:
+            each.start()
+        assert waited_for(lambda: len(seen) == 1)
+        gate.set()
+        for each in both:
+            each.join()
+        assert sorted(seen) == [200, 503]
+        rejected = [
+            line
+            for line in server.ask("GET", "/metrics").body.decode().splitlines()
+            if line.startswith("vllm:admission_rejections_total{")
+        ]
+        assert [line.split()[-1] for line in rejected] == ["1.0"]  # a request, however many prompts it has
     finally:
         server.stop()
 

@@ -1,5 +1,6 @@
 """The built-in page: nothing from outside, usable without a mouse or a screen, the cache as it is, and no way around the key."""
 
+import asyncio
 import base64
 import hashlib
 import http.client
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from optimized import LLM, SamplingParams
+from optimized import LLM, AsyncLLM, SamplingParams
 from optimized.checkpoint import Checkpoint
 from optimized.cli.live_map import draw, live_map
+from optimized.server.errors import RequestError
 from optimized.server.limits import Limits
-from optimized.server.page import MAX_VIEWERS, words
+from optimized.server.page import MAX_VIEWERS, LiveMap, words
 from spec.picture import FILLED, Block, Map, map_without_tokens, memory_map
 from tests.server.conftest import RunningServer, running, waited_for
 
@@ -176,6 +178,22 @@ def test_only_so_many_look_and_who_leaves_makes_room(server: RunningServer) -> N
     assert waited_for(gets_in)
     for viewer in again:
         viewer.close()
+
+
+def test_viewers_of_one_moment_are_counted_too(tiny: Checkpoint) -> None:
+    async def look() -> list[bool]:
+        engine = AsyncLLM(LLM(tiny, block_size=4, max_num_seqs=4))
+        live = LiveMap(engine, live_map())
+        asked = [live.events(lambda: False) for _ in range(MAX_VIEWERS + 3)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for each in found:
+            if not isinstance(each, BaseException):
+                await each.aclose()
+        await (await live.events(lambda: False)).aclose()  # those who left have made room
+        await engine.shutdown()
+        return [isinstance(each, RequestError) for each in found]
+
+    assert asyncio.run(look()) == [False] * MAX_VIEWERS + [True] * 3
 
 
 def test_the_page_is_behind_the_key_and_a_browser_asks_for_it(tiny: Checkpoint) -> None:
