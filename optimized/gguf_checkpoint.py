@@ -71,11 +71,10 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 def load_gguf(path: Path) -> Checkpoint:
-    """The model in a GGUF file, from its conversion when there is one."""
-    if path == default_path():
-        check_default(path, _digest(path))
-    precheck(path)
+    """The model in a GGUF file, from its conversion when there is one: then its content has passed the check before."""
     digest = _digest(path)
+    if path == default_path():
+        check_default(path, digest)
     folder = home() / "converted" / f"{digest}-{CONVERSION}"
     if folder.is_dir():
         try:
@@ -83,6 +82,7 @@ def load_gguf(path: Path) -> Checkpoint:
         except BadModelFile as error:
             logger.warning("a damaged conversion is made anew: %s", error)
             shutil.rmtree(folder, ignore_errors=True)
+    precheck(path)
     source = read_gguf(path)
     try:
         convert(source, folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ MAX_SHARDS = 10_000
 MAX_TEMPLATE_BYTES = 1 << 20
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -64,7 +66,7 @@ def load_directory(folder: Path, *, name: Path | None = None) -> Checkpoint:
     if config.tie_word_embeddings:
         found.pop("lm_head.weight", None)
     check_tensors(folder, config, {tensor: place.shape for tensor, place in found.items()})
-    tensors = SafetensorsTensors({tensor: place.file for tensor, place in found.items()})
+    tensors = SafetensorsTensors(found)
     if tokenizer is not None:
         tokenizer = tokenizer.with_special_ids(config.bos_token_id, config.eos_token_ids)
     return Checkpoint(name or folder, config, tensors, tokenizer, _chat_template(folder, side))
@@ -312,33 +314,46 @@ def _chat_template(folder: Path, side: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is, and what its header says about it."""
+    """Where a tensor is, and what its header says about it; ``start`` counts bytes of the file."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int
 
 
 class SafetensorsTensors(LazyTensors):
-    """Tensors that are mapped from safetensors files when they are asked for."""
+    """Tensors of safetensors files, each mapped by itself when it is asked for.
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        super().__init__(files)
-        self._files = dict(files)
-        self._open: dict[Path, Any] = {}  # safetensors has no types
+    So what was read leaves memory with its tensor: of a file mapped as a whole all pages would stay, beside the weights
+    that are made of them.
+    """
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        super().__init__(places)
+        self._places = dict(places)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in the type that the file has; its memory is the file's."""
-        from safetensors import SafetensorError, safe_open
+        import torch
 
-        file = self._files[name]
+        place = self._places[name]
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[place.dtype])
+        count = math.prod(place.shape)
+        if not count:
+            return torch.empty(place.shape, dtype=dtype)
+        # A mapping begins at a whole page.
+        first = place.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        before = place.start - first
         try:
-            if file not in self._open:
-                self._open[file] = safe_open(str(file), framework="pt")
-            tensor: torch.Tensor = self._open[file].get_tensor(name)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise BadModelFile(file, f"tensor {name} cannot be read ({_sentence(error)})") from error
-        return tensor
+            with place.file.open("rb") as file:
+                # Private and writable, since torch knows no tensors that can not be written.
+                mapped = mmap.mmap(
+                    file.fileno(), before + count * dtype.itemsize, access=mmap.ACCESS_COPY, offset=first
+                )
+        except (OSError, ValueError) as error:
+            raise BadModelFile(place.file, f"tensor {name} cannot be read ({_sentence(error)})") from error
+        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=before).view(place.shape)
 
 
 def _weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
@@ -412,13 +427,13 @@ def read_header(file: Path) -> dict[str, Place]:
         raise BadModelFile(file, f"its header is not a mapping of at most {MAX_TENSORS:,} tensors")
     header.pop("__metadata__", None)
     spans: list[tuple[int, int]] = []
-    places = {str(name): _place(file, str(name), entry, spans) for name, entry in header.items()}
+    places = {str(name): _place(file, str(name), entry, 8 + length, spans) for name, entry in header.items()}
     _check_spans(file, spans, size - 8 - length)
     return places
 
 
-def _place(file: Path, name: str, entry: Any, spans: list[tuple[int, int]]) -> Place:
-    """One entry of a header; its byte range is appended to ``spans``."""
+def _place(file: Path, name: str, entry: Any, data_start: int, spans: list[tuple[int, int]]) -> Place:
+    """One entry of a header; its byte range within the data is appended to ``spans``."""
     values = entry if isinstance(entry, dict) else {}
     dtype, shown = values.get("dtype"), name[:200]
     shape, span = _naturals(values.get("shape")), _naturals(values.get("data_offsets"))
@@ -432,7 +447,7 @@ def _place(file: Path, name: str, entry: Any, spans: list[tuple[int, int]]) -> P
     if num_bytes != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise BadModelFile(file, f"tensor {shown} of shape {list(shape)} and type {dtype} has {num_bytes:,} bytes")
     spans.append((span[0], span[1]))
-    return Place(file, dtype, shape)
+    return Place(file, dtype, shape, data_start + span[0])
 
 
 def _naturals(value: Any) -> tuple[int, ...] | None:

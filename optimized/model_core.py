@@ -228,9 +228,6 @@ class TorchCore:
     def __init__(self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None) -> None:
         import torch
 
-        from optimized.gpu_room import num_blocks_on_gpu
-        from optimized.llama import LlamaModel
-
         on_gpu = chosen_device(args.device)[0] == "cuda"
         limits = args.limits(
             checkpoint.config,
@@ -247,6 +244,9 @@ class TorchCore:
         cache_dtype = torch.float8_e4m3fn if in_fp8 else dtype
         model: LlamaModel | VectorModel
         if path is None:
+            from optimized.gpu_room import num_blocks_on_gpu
+            from optimized.llama import LlamaModel
+
             model = LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cuda", cache_dtype)
             num_blocks = num_blocks_on_gpu(args, limits, model, block_bytes)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,7 +54,6 @@ class Tokenizer:
         self.backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(eos_token_ids)
-        self._layout = json.loads(backend.to_str())["decoder"]
         self._special: frozenset[int] | None = None
 
     @staticmethod
@@ -105,8 +103,10 @@ class Tokenizer:
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A new text that grows token by token."""
+        from tokenizers import decoders
+
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
-        if self._layout is not None and self._layout.get("type") == "ByteLevel":
+        if isinstance(self.backend.decoder, decoders.ByteLevel):
             return ByteLevelDetokenizer(self, skipped)
         return WindowDetokenizer(self, skipped)
 

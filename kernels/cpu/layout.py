@@ -64,15 +64,17 @@ def pack_weight(*parts: Tensor, arena: Arena | None = None) -> PackedWeight:
     num_columns, depth = parts[0].shape
     pairs = rounded_up(depth, 4) // 2
     shape = (rounded_up(num_columns, TILE_COLUMNS), pairs * 2)
-    packed_shape = (shape[0] // TILE_COLUMNS, len(parts), pairs, TILE_COLUMNS, 2)
-    packed = (arena or Arena()).zeros(packed_shape, torch.bfloat16)
+    packed_shape = (shape[0] // TILE_COLUMNS, len(parts), pairs, TILE_COLUMNS)
+    packed = (arena or Arena()).zeros(packed_shape, torch.int32)
     for index, part in enumerate(parts):
         wide = part.to(torch.bfloat16)
         if part.shape != shape:
             wide = torch.zeros(shape, dtype=torch.bfloat16)
             wide[:num_columns, :depth] = part
-        packed[:, index] = wide.view(-1, TILE_COLUMNS, pairs, 2).transpose(1, 2)
-    return PackedWeight(packed.flatten(0, 1), num_columns, depth, len(parts))
+        # Pairs move as one number each, which takes half the time.
+        packed[:, index] = wide.contiguous().view(torch.int32).view(-1, TILE_COLUMNS, pairs).transpose(1, 2)
+    tiles = packed.view(torch.bfloat16).view(-1, pairs, TILE_COLUMNS, 2)
+    return PackedWeight(tiles, num_columns, depth, len(parts))
 
 
 def pack_blocks_for_products(key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:

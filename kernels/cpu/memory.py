@@ -13,6 +13,9 @@ from torch import Tensor
 HUGE = 1 << 21
 """Bytes of a huge page."""
 
+POPULATE = 23
+"""Linux's advice MADV_POPULATE_WRITE, which Python has no name for: find and clear every page now."""
+
 CHUNK = 1 << 26
 """Bytes that an arena asks for at once."""
 
@@ -20,13 +23,19 @@ LINE = 64
 """Bytes of a cache line, at which every tensor begins."""
 
 
-def huge_pages(num_bytes: int) -> Tensor:
+def huge_pages(num_bytes: int, is_touched: bool = False) -> Tensor:
     """So many zero bytes in huge pages, if the system gives them; untouched ones take no memory."""
     memory = mmap.mmap(-1, -(-num_bytes // HUGE) * HUGE + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):  # another system, or a kernel without them: ordinary pages do
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE
+    if is_touched:
+        start = first // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            memory.madvise(POPULATE, start, num_bytes)
+        except (AttributeError, OSError):  # an older kernel: whoever writes has the pages too
+            whole[first : first + num_bytes] = 0
     return whole[first : first + num_bytes]
 
 
@@ -39,10 +48,13 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Arena:
-    """Tensors one behind the other in huge pages; they live as long as one of their chunk does."""
+    """Tensors one behind the other in huge pages; they live as long as one of their chunk does.
 
-    def __init__(self) -> None:
-        self._chunk = torch.empty(0, dtype=torch.uint8)
+    It has so many bytes at once if that is told, all of them touched, and more when it has to.
+    """
+
+    def __init__(self, num_bytes: int = 0) -> None:
+        self._chunk = huge_pages(num_bytes, is_touched=True) if num_bytes else torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,139 @@
+"""What a start does, counted and not timed: what it imports, and what of a model is in memory at once."""
+
+import mmap
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu.memory import Arena
+from kernels.cpu.team import why_not
+from optimized.checkpoint import LazyTensors, random_arrays, tensor_shapes
+from optimized.hf_checkpoint import load_directory
+from optimized.llama import LlamaModel
+from tests.cli.conftest import Process
+from tests.models.test_llama import CONFIG
+from tests.models.tiny_files import write_directory
+
+NO_VECTORS = why_not()
+NOT_NEEDED = frozenset(
+    [
+        "triton",
+        "gguf",
+        "safetensors",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "msgspec",
+        "prometheus_client",
+        "llguidance",
+        "pytest",
+        "hypothesis",
+        "reference",
+        "transformers",
+        "scipy",
+        "pandas",
+        "matplotlib",
+        "IPython",
+    ]
+)
+LOADED = "import atexit, sys\natexit.register(lambda: print(*sorted({name.partition('.')[0] for name in sys.modules})))"
+
+
+def test_an_answer_on_a_cpu_imports_only_what_it_needs(process: Process, tiny_path: Path) -> None:
+    arguments = ("generate", "a", "--model", tiny_path, "--max-tokens", 1, "--num-gpu-blocks-override", 8)
+    process(*arguments).communicate()  # the first start converts the file
+    child = process(*arguments, before=LOADED)
+    out, error = child.communicate()
+    assert child.returncode == 0, error
+    loaded = set(out.splitlines()[-1].split())
+    assert {"torch", "tokenizers", "optimized"} <= loaded
+    assert not loaded & NOT_NEEDED
+
+
+class Watched(LazyTensors):
+    """The tensors of a random model, and how many numbers of those that were read are in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(tensor_shapes(CONFIG))
+        self._arrays = random_arrays(CONFIG, 0)
+        self._read: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = torch.from_numpy(self._arrays[name].copy())
+        self._read.append(weakref.ref(tensor))
+        self.most = max(self.most, self.num_alive)
+        return tensor
+
+    @property
+    def num_alive(self) -> int:
+        return sum(tensor.numel() for tensor in self.alive())
+
+    def alive(self) -> Iterator[torch.Tensor]:
+        yield from (tensor for each in self._read if (tensor := each()) is not None)
+
+
+def sizes() -> tuple[int, int]:
+    """The numbers of the largest tensor, and of a layer."""
+    counts = {name: torch.Size(shape).numel() for name, shape in tensor_shapes(CONFIG).items()}
+    return max(counts.values()), sum(count for name, count in counts.items() if ".layers.0." in name)
+
+
+@pytest.mark.skipif(NO_VECTORS is not None, reason=f"no vector kernels: {NO_VECTORS}")
+def test_the_vector_model_has_one_layer_of_the_file_in_memory_at_a_time() -> None:
+    from optimized.vector_model import VectorModel
+
+    tensors = Watched()
+    model = VectorModel(CONFIG, tensors, 1)
+    largest, layer = sizes()
+    assert tensors.most <= largest + layer
+    assert not tensors.num_alive
+    assert model.num_weight_bytes
+
+
+def test_a_model_in_other_numbers_has_one_layer_of_the_file_in_memory_at_a_time() -> None:
+    tensors = Watched()
+    LlamaModel(CONFIG, tensors, torch.bfloat16)
+    largest, layer = sizes()
+    assert tensors.most <= largest + layer
+
+
+def test_a_model_in_the_numbers_of_the_file_has_no_number_twice() -> None:
+    tensors = Watched()
+    model = LlamaModel(CONFIG, tensors, torch.float32)
+    held = [weight for layer in model.layers for weight in vars(layer).values() if isinstance(weight, torch.Tensor)]
+    places = {weight.data_ptr() for weight in (*held, model.embedding, model.norm, model.lm_head)}
+    assert all(tensor.data_ptr() in places for tensor in tensors.alive())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_tensor_that_was_read_leaves_no_mapping_of_its_file(tmp_path: Path) -> None:
+    write_directory(tmp_path)
+    checkpoint = load_directory(tmp_path)
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    before = mapped()
+    held = checkpoint.tensors["model.norm.weight"]
+    assert mapped() == before + 1
+    assert held.numel()
+    del held
+    for name in checkpoint.tensors:
+        assert checkpoint.tensors[name].numel()
+    assert mapped() == before == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_pool_is_in_memory_before_the_first_request_writes_to_it() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    num_bytes, before = 1 << 25, resident()
+    arena = Arena(num_bytes)
+    assert resident() - before > num_bytes * 3 // 4
+    assert not arena.zeros((num_bytes,), torch.uint8).any()
