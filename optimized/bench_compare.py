@@ -154,18 +154,39 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def busy_s(pid: int | None = None) -> float | None:
-    """Seconds for which CPUs were busy since the machine started, but for those of this process, and of ``pid`` and its children.
+    """Seconds for which CPUs were busy since the machine started, but for those of this process, and of ``pid`` and all below it.
 
     None where there is no ``/proc``.
     """
     try:
         fields = [int(each) for each in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
-        # After the name in brackets: state, then the eleventh to fourteenth are utime, stime, cutime and cstime.
-        stat = "" if pid is None else Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        times = stat.rpartition(")")[2].split()[11:15]
+        times = 0 if pid is None else ticks_of_tree(pid)
     except (OSError, ValueError):
         return None
     idle = fields[3] + fields[4]
     own = os.times()
     ticks = os.sysconf("SC_CLK_TCK")
-    return (sum(fields) - idle - sum(map(int, times))) / ticks - own.user - own.system
+    return (sum(fields) - idle - times) / ticks - own.user - own.system
+
+
+def ticks_of_tree(pid: int) -> int:
+    """Ticks of a process and of all below it, those that have ended and been waited for included. Raises ``OSError``."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # it has just ended
+        # After the name in brackets: state and parent, then the eleventh to fourteenth are utime, stime, cutime and cstime.
+        values = stat.rpartition(")")[2].split()
+        ticks[int(folder.name)] = sum(map(int, values[11:15]))
+        children.setdefault(int(values[1]), []).append(int(folder.name))
+    if pid not in ticks:
+        raise ProcessLookupError(f"there is no process {pid}")
+    total, open_ = 0, [pid]
+    while open_:
+        each = open_.pop()
+        total += ticks[each]
+        open_ += children.get(each, [])
+    return total

@@ -1,14 +1,16 @@
 """The comparison takes every side in turn, gives ratios of the same round, and names what a peer says wrongly."""
 
 import json
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from optimized.bench_compare import Side, compare, peer_command
+from optimized.bench_compare import Side, busy_s, compare, peer_command, ticks_of_tree
 from optimized.bench_offline import Work
 from optimized.bench_worker import rounds
 from optimized.checkpoint import ModelConfig
@@ -59,6 +61,34 @@ def test_what_a_peer_says_wrongly_is_named(tmp_path: Path, more: dict[str, objec
             peer.serve(tmp_path / "mixed.jsonl", False)
     finally:
         peer.close()
+
+
+WITH_A_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass\\nprint(1, flush=True)\\ninput()"],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+print("ready", flush=True)
+input()
+child.communicate(b"\\n")
+print("ended", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_the_children_of_a_peer_use_is_the_peers_while_they_live_and_after() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_A_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
+        assert peer.stdin is not None and peer.stdout is not None
+        for said in ("ready", "ended"):
+            assert peer.stdout.readline().strip() == said
+            assert ticks_of_tree(peer.pid) / os.sysconf("SC_CLK_TCK") >= 0.5
+            print(file=peer.stdin, flush=True)
+    with pytest.raises(ProcessLookupError):
+        ticks_of_tree(peer.pid)
+    assert busy_s(peer.pid) is None
 
 
 def test_a_peer_that_ends_is_named() -> None:
