@@ -183,7 +183,7 @@ def check_table_values(
     window: int | None,
 ) -> None:
     """Every entry that will be used names a block; the others may hold anything."""
-    if not seq_lens:
+    if not seq_lens or _are_blocks(block_tables, num_blocks):  # mostly even the others do, and that is seen at once
         return
     device = block_tables.device
     columns = torch.arange(block_tables.shape[1], device=device)
@@ -196,12 +196,17 @@ def check_table_values(
         ]
         used &= columns >= torch.tensor(begins, device=device)[:, None]
     ids = block_tables[used & torch.tensor([n > 0 for n in query_lens], device=device)[:, None]]
-    if ids.numel() == 0:
-        return
-    lowest, highest = (int(bound) for bound in ids.aminmax())
-    if lowest < 0 or highest >= num_blocks:
+    if not _are_blocks(ids, num_blocks):
+        lowest, highest = (int(bound) for bound in ids.aminmax())
         found = lowest if lowest < 0 else highest
         raise BadArgument("block_tables", "block id", found, f"0 to {num_blocks - 1}")
+
+
+def _are_blocks(ids: Tensor, num_blocks: int) -> bool:
+    if ids.numel() == 0:
+        return True
+    lowest, highest = ids.aminmax()
+    return 0 <= int(lowest) and int(highest) < num_blocks
 
 
 def first_key(num_queries: int, seq_len: int, window: int | None) -> int:

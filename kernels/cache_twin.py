@@ -31,6 +31,19 @@ def cpu_write_kv(
     num_blocks, block_size = key_cache.shape[:2]
     if values_are_checked():
         check_slot_values(slot_mapping, num_blocks * block_size)
+    write_cells(key, value, key_cache, value_cache, slot_mapping, kv_scales)
+
+
+def write_cells(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None,
+) -> None:
+    """The write itself, of arguments that are checked."""
+    num_blocks, block_size = key_cache.shape[:2]
     live = (slot_mapping >= 0) & (slot_mapping < num_blocks * block_size)
     if not bool(live.all()):
         key, value, slot_mapping = key[live], value[live], slot_mapping[live]

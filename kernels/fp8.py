@@ -5,6 +5,8 @@ token brings its own: it is never changed, does not depend on who was written be
 is computed again gets the same bytes. ``kernels.fp8_kernel`` has the formulas; here they are in torch.
 """
 
+import struct
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,8 @@ def largest_for(dtype: torch.dtype) -> float:
 
 def largest_bits(dtype: torch.dtype) -> int:
     """``largest_for`` as the bits of a float32."""
-    return int(torch.tensor(largest_for(dtype)).view(torch.int32))
+    [bits] = struct.unpack("<i", struct.pack("<f", largest_for(dtype)))
+    return int(bits)
 
 
 def bytes_of(cache: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import check_slot_values, demand, values_are_checked
-from kernels.cache_twin import cpu_write_kv
+from kernels.cache_twin import write_cells
 from kernels.layer_arguments import QKNorm, check_norm, check_position_values, check_rotate, check_rows
 
 
@@ -55,22 +55,22 @@ def cpu_rotate_write(
     if values_are_checked():
         check_position_values(positions, len(rotation))
         check_slot_values(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
-    turns = rotation[positions]
     queries, keys = query.float(), key.float()
     if norm is not None:
         queries, keys = _normed(queries, norm.query_weight, norm.eps), _normed(keys, norm.key_weight, norm.eps)
-    query.copy_(_rotated(queries, turns, is_interleaved))
-    rotated = _rotated(keys, turns, is_interleaved)
-    cpu_write_kv(rotated.to(key.dtype), value, key_cache, value_cache, slot_mapping, kv_scales)
+    heads = torch.cat((queries, keys), 1)
+    _turn(heads, rotation[positions], is_interleaved)
+    query.copy_(heads[:, : query.shape[1]])
+    rotated = heads[:, query.shape[1] :].to(key.dtype)
+    write_cells(rotated, value, key_cache, value_cache, slot_mapping, kv_scales)
 
 
-def _rotated(heads: Tensor, turns: Tensor, is_interleaved: bool) -> Tensor:
-    """``heads`` [num_tokens, num_heads, head_size] turned by ``turns`` [num_tokens, 2, rotary_size // 2]."""
+def _turn(heads: Tensor, turns: Tensor, is_interleaved: bool) -> None:
+    """``heads`` [num_tokens, num_heads, head_size] are turned by ``turns`` [num_tokens, 2, rotary_size // 2], in place."""
     half = turns.shape[2]
     cosine, sine = turns[:, None, 0], turns[:, None, 1]
-    places = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    first, second = places if is_interleaved else (slice(0, half), slice(half, 2 * half))
-    out = heads.clone()
-    out[..., first] = heads[..., first] * cosine - heads[..., second] * sine
-    out[..., second] = heads[..., second] * cosine + heads[..., first] * sine
-    return out
+    places = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if is_interleaved else (slice(half), slice(half, 2 * half))
+    first, second = (heads[..., place] for place in places)
+    turned = first * cosine - second * sine, second * cosine + first * sine  # both, before either is written
+    first.copy_(turned[0])
+    second.copy_(turned[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import FP8, new_scales, paged_attention, write_kv
+from kernels import FP8, QKNorm, add_rms_norm, new_scales, paged_attention, rms_norm, rotate_write, silu_mul
 from optimized.checkpoint import ModelConfig
 from optimized.weights import Layer, WeightReader
 
@@ -52,7 +53,8 @@ class LlamaModel:
         tied = config.tie_word_embeddings
         self.lm_head = self.embedding if tied else weights.tensor("lm_head.weight")  # [vocab_size, hidden_size]
         # float64, so that positions of any length turn by the right angle.
-        self._frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float64, device=self.device)
+        wide = partial(torch.tensor, dtype=torch.float64, device=self.device)
+        self._frequencies, self._rope_scale = wide(config.inverse_frequencies()), wide(config.rope_scale)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -89,84 +91,73 @@ class LlamaModel:
         plan: AttentionPlan | None = None,
     ) -> Tensor:
         """What ``logits`` reads, ``[num_tokens, hidden_size]``; the caches get the keys and values of all tokens."""
-        angles = self._frequencies * positions.unsqueeze(1)  # [num_tokens, head_size / 2] float64
-        scale = self.config.rope_scale
-        cos, sin = ((scale * wave).float().unsqueeze(1) for wave in (angles.cos(), angles.sin()))
-        turn = (cos, sin)  # each [num_tokens, 1, head_size / 2]
-        window = self.config.sliding_window
-        attention = Attention(slot_mapping, block_tables, seq_lens, query_start, self.config.scale, window, plan)
-        x = F.embedding(token_ids, self.embedding)  # [num_tokens, hidden_size]
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            x = x + self._attend(layer, self._normed(x, layer.input_norm), turn, kv_cache, attention)
-            x = x + self._mlp(layer, self._normed(x, layer.mlp_norm))
+        eps = self.config.rms_norm_eps
+        rows = torch.arange(len(positions), device=self.device)
+        rotation = self._rotation(positions)
+        step = Step(self.config, rows, rotation, slot_mapping, block_tables, seq_lens, query_start, plan)
+        residual = F.embedding(token_ids, self.embedding)  # [num_tokens, hidden_size], like all x
+        x = rms_norm(residual, self.layers[0].input_norm, eps=eps)
+        # A layer ends with the norm of what follows it: whatever adds to the residual norms the sum in the same launch.
+        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for layer, kv_cache, next_norm in zip(self.layers, kv_caches, next_norms, strict=True):
+            x, residual = add_rms_norm(step.attend(layer, x, kv_cache), residual, layer.mlp_norm, eps=eps)
+            gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)  # each [num_tokens, intermediate_size]
+            x, residual = add_rms_norm(F.linear(silu_mul(gate, up), layer.down), residual, next_norm, eps=eps)
         return x
 
     @torch.inference_mode()
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``[num_rows, vocab_size]`` in float32, of rows ``[num_rows, hidden_size]`` that ``forward`` gave."""
-        return F.linear(self._normed(x, self.norm), self.lm_head).float()
+        return F.linear(x, self.lm_head).float()
 
-    def _attend(
-        self, layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor], kv_cache: KVCache, attention: Attention
-    ) -> Tensor:
-        """Attention of one layer, ``[num_tokens, hidden_size]``; the cache is written first, since a token sees itself."""
-        num_query, num_kv, head_size = self.config.num_query_heads, self.config.num_kv_heads, self.config.head_size
-        heads = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, num_query + 2 * num_kv, head_size)
-        straight = heads[:, : num_query + num_kv]
-        if layer.qk_norms is not None:
-            parts = zip((straight[:, :num_query], straight[:, num_query:]), layer.qk_norms, strict=True)
-            straight = torch.cat([self._normed(part, weight) for part, weight in parts], dim=1)
-        turned = _rotate(straight, turn)
-        query, key = turned[:, :num_query], turned[:, num_query:]
-        out = attention(
-            query, key, heads[:, num_query + num_kv :], kv_cache
-        )  # [num_tokens, num_query_heads, head_size]
-        return F.linear(out.reshape(-1, num_query * head_size), layer.o, layer.o_bias)
-
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)  # each [num_tokens, intermediate_size]
-        return F.linear(F.silu(gate) * up, layer.down)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm, the mean in float32."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return wide.to(self.dtype) * weight
+    def _rotation(self, positions: Tensor) -> Tensor:
+        """Cosines and sines ``[num_tokens, 2, head_size / 2]`` float32 of the step's tokens, by which all layers turn."""
+        angles = self._frequencies * positions.unsqueeze(1)  # [num_tokens, head_size / 2] float64
+        turns = torch.view_as_real(torch.polar(self._rope_scale.expand_as(angles), angles))
+        return turns.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Attention of a step: the same for every layer but for its cache."""
+class Step:
+    """What is the same for every layer of a step but for its weights and its cache."""
 
+    config: ModelConfig
+    rows: Tensor  # of rotation, one for each token
+    rotation: Tensor
     slot_mapping: Tensor
     block_tables: Tensor
     seq_lens: Tensor
     query_start: Tensor
-    scale: float
-    window: int | None
     plan: AttentionPlan | None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: KVCache) -> Tensor:
-        """``[num_tokens, num_query_heads, head_size]``, after the step's keys and values are in their slots."""
-        key_cache, value_cache = kv_cache[:2]
-        kv_scales = kv_cache[2] if len(kv_cache) == 3 else None
-        write_kv(key, value, key_cache, value_cache, self.slot_mapping, kv_scales)
-        return paged_attention(
+    def attend(self, layer: Layer, x: Tensor, kv_cache: KVCache) -> Tensor:
+        """Attention of one layer, ``[num_tokens, hidden_size]``; the cache is written first, since a token sees itself."""
+        config, (key_cache, value_cache, *scales) = self.config, kv_cache
+        kv_scales = scales[0] if scales else None
+        heads = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_size)
+        query, key, value = heads.split_with_sizes([config.num_query_heads, *[config.num_kv_heads] * 2], 1)
+        rotate_write(
+            query,
+            key,
+            value,
+            key_cache,
+            value_cache,
+            self.rows,
+            self.slot_mapping,
+            self.rotation,
+            norm=None if layer.qk_norms is None else QKNorm(*layer.qk_norms, config.rms_norm_eps),
+            kv_scales=kv_scales,
+        )
+        out = paged_attention(
             query,
             key_cache,
             value_cache,
             self.block_tables,
             self.seq_lens,
             self.query_start,
-            scale=self.scale,
-            window=self.window,
+            scale=config.scale,
+            window=config.sliding_window,
             plan=self.plan,
             kv_scales=kv_scales,
-        )
-
-
-def _rotate(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Heads ``[num_tokens, num_heads, head_size]`` turned by their positions: element ``i`` pairs with the half further."""
-    cos, sin = turn
-    first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+        )  # [num_tokens, num_query_heads, head_size]
+        return F.linear(out.flatten(1), layer.o, layer.o_bias)

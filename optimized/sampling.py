@@ -205,13 +205,18 @@ class SamplingParams:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the answer is the likeliest token of the model, whatever came before."""
-        return self.greedy and not self.forced_token_ids and not is_adjusting(self)
+        return self.greedy and self.is_memoryless
+
+    @cached_property
+    def is_memoryless(self) -> bool:
+        """Whether a token depends on its row of logits, temperature, filters and chance alone, whatever came before."""
+        return not (self.forced_token_ids or is_adjusting(self))
 
     @cached_property
     def is_open(self) -> bool:
         """Whether any token of the model can be drawn, by its logit, the temperature and chance alone."""
         is_filtered = self.min_p > 0.0 or self.top_k > 0 or self.top_p < 1.0
-        return not (self.greedy or self.forced_token_ids or is_filtered or is_adjusting(self))
+        return self.is_memoryless and not (self.greedy or is_filtered)
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:

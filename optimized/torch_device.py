@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,6 +17,7 @@ from kernels import FP8, AttentionPlan, bytes_of, copy_blocks, plan_attention
 from optimized.beam_search import BeamSearch
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.grammar import Progress
+from optimized.kernel_draws import can_draw, drawn
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
 from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, logprobs, sample_rows
@@ -77,6 +78,8 @@ class TorchDevice:
         self.sampling: dict[SeqId, SeqSampling] = {}
         self.beams: dict[SeqId, BeamSearch] = {}
         """The searches, by each sequence of theirs."""
+        # On a CPU NumPy's sampler is the faster one: it makes noise only for the tokens that the filters leave.
+        self.draws_by_kernel = model.device.type == "cuda"
         self.logits: Tensor | None = None
         self.logprobs: dict[SeqId, Logprobs] = {}
         self.prompt_logprobs: dict[SeqId, dict[int, Logprobs]] = {}
@@ -169,41 +172,66 @@ class TorchDevice:
 
     def _sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
         """A token for each sample. A row without numbers to choose from is a failure of its own request only."""
-        draws, rows = [], logits.cpu().numpy()
-        for row, seq_id in zip(plan.sample_rows, plan.sample_seq_ids, strict=True):
-            how = self.sampling.get(seq_id, GREEDY)
-            if how.params.is_plain:
-                draws.append(Draw(how.params, how.seed, how.ordinal, plan.positions[row] + 1))
-                continue
-            # A sequence about to be forked has its parent's tokens.
-            tokens = self.tokens_of(plan.seq_ids[bisect_right(plan.query_start, row) - 1])
-            draws.append(
-                Draw(
-                    how.params,
-                    how.seed,
-                    how.ordinal,
-                    plan.positions[row] + 1,
-                    tokens,
-                    how.num_prompt_tokens,
-                    how.end_token_ids,
-                    how.bad_words,
-                    how.progress,
-                )
-            )
-        is_open = [row for row, draw in enumerate(draws) if draw.params.is_open]
-        found = (
-            self.model.contenders([(r, draws[r].key, draws[r].params.temperature) for r in is_open]) if is_open else ()
-        )
-        sampled = sample_rows(rows, draws, self.model.likeliest, dict(zip(is_open, found, strict=True)))
-        for seq_id, logits_of_row, token, draw in zip(plan.sample_seq_ids, rows, sampled, draws, strict=True):
-            if draw.params.logprobs is not None and not isinstance(token, NoToken):
-                self.logprobs[seq_id] = logprobs(logits_of_row, token, draw.params.logprobs)
-        answers: list[Sampled] = [Failure(str(each)) if isinstance(each, NoToken) else each for each in sampled]
+        draws = [
+            self._draw(plan, row, seq_id) for row, seq_id in zip(plan.sample_rows, plan.sample_seq_ids, strict=True)
+        ]
+        sampled = self._drawn_by_kernel(plan, draws, logits) if self.draws_by_kernel else [None] * len(draws)
+        left = [index for index, token in enumerate(sampled) if token is None]
+        answers: list[Sampled] = [0 if token is None else token for token in sampled]
+        if not left:
+            return answers
+        rows = (logits if len(left) == len(draws) else logits[left]).cpu().numpy()
+        tokens = self._drawn_by_host(rows, left, [draws[index] for index in left])
+        for index, logits_of_row, token in zip(left, rows, tokens, strict=True):
+            answers[index] = Failure(str(token)) if isinstance(token, NoToken) else token
+            num_top = draws[index].params.logprobs
+            if num_top is not None and not isinstance(token, NoToken):
+                self.logprobs[plan.sample_seq_ids[index]] = logprobs(logits_of_row, token, num_top)
         if self.beams:
-            self._choose_beams(plan, rows, answers)
+            self._choose_beams(plan, dict(zip(left, rows, strict=True)), answers)
         return answers
 
-    def _choose_beams(self, plan: Plan, rows: npt.NDArray[np.float32], answers: list[Sampled]) -> None:
+    def _draw(self, plan: Plan, row: int, seq_id: SeqId) -> Draw:
+        """How the token of a sequence is drawn from this row of a plan."""
+        how = self.sampling.get(seq_id, GREEDY)
+        position = plan.positions[row] + 1
+        if how.params.is_plain:
+            return Draw(how.params, how.seed, how.ordinal, position)
+        # A sequence about to be forked has its parent's tokens.
+        tokens = self.tokens_of(plan.seq_ids[bisect_right(plan.query_start, row) - 1])
+        return Draw(
+            how.params,
+            how.seed,
+            how.ordinal,
+            position,
+            tokens,
+            how.num_prompt_tokens,
+            how.end_token_ids,
+            how.bad_words,
+            how.progress,
+        )
+
+    def _drawn_by_kernel(self, plan: Plan, draws: Sequence[Draw], logits: Tensor) -> list[Token | None]:
+        """The tokens of those samples that need nothing but their logits; None for the others, and where there is none."""
+        tokens: list[Token | None] = [None] * len(draws)
+        seq_ids = plan.sample_seq_ids
+        mine = [i for i, draw in enumerate(draws) if can_draw(draw) and seq_ids[i] not in self.beams]
+        if mine:
+            rows = logits if len(mine) == len(draws) else logits[mine]
+            for index, token in zip(mine, drawn(rows, [draws[index] for index in mine]), strict=True):
+                tokens[index] = token
+        return tokens
+
+    def _drawn_by_host(
+        self, rows: npt.NDArray[np.float32], left: Sequence[int], draws: Sequence[Draw]
+    ) -> list[int | NoToken]:
+        """The tokens of the samples ``left``, whose logits are these rows."""
+        is_open = [row for row, draw in enumerate(draws) if draw.params.is_open]
+        asked = [(left[row], draws[row].key, draws[row].params.temperature) for row in is_open]
+        contenders = self.model.contenders(asked) if asked else ()
+        return sample_rows(rows, draws, self.model.likeliest, dict(zip(is_open, contenders, strict=True)))
+
+    def _choose_beams(self, plan: Plan, rows: Mapping[int, npt.NDArray[np.float32]], answers: list[Sampled]) -> None:
         """The answers of sequences that are beams, each search for all of its own; new beams are known from here on."""
         of_search: dict[int, dict[SeqId, int]] = {}
         for index, seq_id in enumerate(plan.sample_seq_ids):
