@@ -42,7 +42,9 @@ def cpu_path(
         raise InvalidConfig(VARIABLE, asked, f"one of {', '.join(CHOICES)}")
     obstacle = f"{VARIABLE} is torch" if asked == "torch" else _obstacle(model, dtype, block_size, kv_cache_dtype)
     if obstacle is None:
-        return CpuPath(True, "bfloat16", "this processor has AVX-512 for bf16")
+        from kernels.cpu.instructions import reason
+
+        return CpuPath(True, "bfloat16", reason())
     if asked == "vector":
         raise InvalidConfig(VARIABLE, asked, f"something else here: {obstacle}")
     # Without the vector kernels a narrow type brings no speed on a CPU, only error.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan
-from kernels.cpu.layout import CONTENDERS, PackedWeight, pack_weight, rounded_up
+from kernels.cpu.layout import CONTENDERS, LEFT, PackedWeight, pack_weight, rounded_up
 from kernels.cpu.memory import LINE, Arena
 from kernels.cpu.task import PHASES
 from kernels.cpu.team import Team
@@ -156,7 +156,7 @@ class VectorModel:
         if rows > work.capacity:
             capacity = rounded_up(rows, GROWTH)
             work.set(capacity=capacity)
-            work.room("normed", (capacity, self._head.padded_depth), torch.bfloat16)
+            work.room("normed", (capacity, self._head.padded_depth), LEFT)
             work.room("logits", (capacity, self._head.padded_columns), torch.float32)
             work.room("likeliest", (capacity,), torch.int64)
         if rows == 0:
@@ -189,11 +189,11 @@ class VectorModel:
             work.set(capacity=capacity)
             columns = {name: _packed_of(self._layers[0], name).padded_columns for name in ("o", "qkv", "gate_up")}
             work.room("x", (capacity, columns["o"]), torch.float32)
-            work.room("normed", (capacity, _packed_of(self._layers[0], "qkv").padded_depth), torch.bfloat16)
+            work.room("normed", (capacity, _packed_of(self._layers[0], "qkv").padded_depth), LEFT)
             work.room("qkv", (capacity, columns["qkv"]), torch.float32)
-            work.room("query", (config.num_kv_heads, capacity, group, config.head_size), torch.bfloat16)
-            work.room("mixed", (capacity, config.num_query_heads, config.head_size), torch.bfloat16)
-            work.room("gated", (capacity, columns["gate_up"]), torch.bfloat16)
+            work.room("query", (config.num_kv_heads, capacity, group, config.head_size), LEFT)
+            work.room("mixed", (capacity, config.num_query_heads, config.head_size), LEFT)
+            work.room("gated", (capacity, columns["gate_up"]), LEFT)
         if longest > self._context or block_size != self._block_size:
             self._block_size = block_size
             self._context = rounded_up(max(256, 1 << (longest - 1).bit_length()), block_size)

@@ -127,7 +127,7 @@ def allowance(path: Path) -> Allowance:
         case ("kernels", "cpu", *_):
             return Allowance(("kernels",), frozenset({"torch", "numpy", "numba", "llvmlite"}))
         case ("kernels", *_):
-            return Allowance(("kernels",), frozenset({"torch", "triton", "numba"}))
+            return Allowance(("kernels",), frozenset({"torch", "triton"}))
         case ("optimized", *_) if is_command_line(path):
             return Allowance(PACKAGES, declared() | {"pytest"})
         case ("optimized", *_):

@@ -1,1 +1,1 @@
-"""The CPU's fast path: bf16 products and attention for processors with AVX-512, generated at the first start."""
+"""The CPU's fast path: products and attention over bf16 for processors with AVX-512 or AVX2, generated at the first start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cpu.layout import PackedWeight, rounded_up
+from kernels.cpu.layout import LEFT, PackedWeight, rounded_up
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
 
@@ -25,19 +25,19 @@ def linear(x: Tensor, weight: PackedWeight, team: Team, out: Tensor | None = Non
 
 
 def gated(x: Tensor, weight: PackedWeight, team: Team) -> Tensor:
-    """``silu(x @ gate.T) * (x @ up.T)``, bf16, for a packed pair of weights."""
+    """``silu(x @ gate.T) * (x @ up.T)``, as a left matrix, for a packed pair of weights."""
     work = Workspace(team)
     _hold_left(work, x, weight)
     work.hold("head", weight.tiles)
     work.set(gate_columns=weight.padded_columns)
     work.gate_room()
-    found = work.room("gated", (len(x), weight.padded_columns), torch.bfloat16)
+    found = work.room("gated", (len(x), weight.padded_columns), LEFT)
     work.run("gate_up")
     return found[:, : weight.num_columns]
 
 
 def _hold_left(work: Workspace, x: Tensor, weight: PackedWeight) -> None:
-    left = work.room("normed", (len(x), weight.padded_depth), torch.bfloat16)
+    left = work.room("normed", (len(x), weight.padded_depth), LEFT)
     left[:, : weight.depth] = x
     work.set(rows=len(x), hidden_depth=weight.padded_depth)
 
@@ -64,10 +64,10 @@ def packed_attention(
     work.attention_room(group, max(block_size, rounded_up(longest, block_size)), block_size, head_size)
     work.set(rows=rows, capacity=rows, num_chunks=len(chunks), table_stride=tables.shape[1], scale=scale)
     work.set(num_query_heads=num_query_heads, num_kv_heads=num_kv_heads, window=window or 0)
-    by_head = query.view(rows, num_kv_heads, group, head_size).transpose(0, 1).contiguous()
+    by_head = query.view(rows, num_kv_heads, group, head_size).transpose(0, 1).to(LEFT).contiguous()
     for name, tensor in {"query": by_head, "block_tables": tables, "chunks": chunks}.items():
         work.hold(name, tensor)
-    found = work.room("mixed", (rows, num_query_heads, head_size), torch.bfloat16)
+    found = work.room("mixed", (rows, num_query_heads, head_size), LEFT)
     records = layer_records([{"key_cache": key_cache, "value_cache": value_cache}])
     work.set(layers=records.ctypes.data)
     work.run("attention")

@@ -8,7 +8,17 @@ from numba import carray, njit
 
 from kernels.cpu.layout import CHUNK_ROWS
 from kernels.cpu.product import CELL, product_kernel, scattered_kernel
-from kernels.cpu.vectors import claim, float32_at, int32_at, int64_at, scale_narrow, softmax, uint16_at, wait_for
+from kernels.cpu.vectors import (
+    LEFT_BYTES,
+    claim,
+    float32_at,
+    int32_at,
+    int64_at,
+    scale_left,
+    softmax,
+    uint16_at,
+    wait_for,
+)
 
 score_all, score_8, score_4, score_3, score_2, score_1 = (
     product_kernel(rows, 1) for rows in (CHUNK_ROWS, 8, 4, 3, 2, 1)
@@ -108,12 +118,12 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
     table = carray(int32_at(g.block_tables + seq * g.table_stride * 4), g.context // block_size)
     scores, weights = (
         g.scores + thread * g.chunk_rows * g.context * 4,
-        g.weights + thread * g.chunk_rows * g.context * 2,
+        g.weights + thread * g.chunk_rows * g.context * LEFT_BYTES,
     )
     sums, masked = g.sums + thread * g.chunk_rows * size * 4, g.masked + thread * 2 * block_size * size * 2
     parts = carray(int64_at(g.parts + thread * g.context * 8), g.context)
-    query = g.query + (kv_head * g.capacity + first_row) * group * size * 2
-    lds, ldw, block_bytes = g.context * 4, g.context * 2, block_size * size * 2
+    query = g.query + (kv_head * g.capacity + first_row) * group * size * LEFT_BYTES
+    lds, ldw, block_bytes = g.context * 4, g.context * LEFT_BYTES, block_size * size * 2
     begin, stop = first_key(start, g.window) // block_size, (start + tokens + block_size - 1) // block_size
     # Blocks of which some token of the chunk does not see every place: only they can hold what nobody may read.
     seen_by_all, seen_by_first = first_key(start + tokens - 1, g.window), start + 1
@@ -124,7 +134,7 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
             out = scores + ((j - begin) * block_size + column) * 4
             scores_tile(
                 query,
-                size * 2,
+                size * LEFT_BYTES,
                 tokens * group,
                 layer.key_cache + offset + column * 4,
                 block_size * 4,
@@ -158,7 +168,7 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
                     copy_live(source, parts[j - first], size, block_size, low - j * block_size, high - j * block_size)
             row = token * group
             values_tile(
-                weights + row * ldw + (first - begin) * block_size * 2,
+                weights + row * ldw + (first - begin) * block_size * LEFT_BYTES,
                 ldw,
                 group,
                 parts.ctypes.data,
@@ -170,14 +180,14 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
             )
     for row in range(tokens * group):
         head = kv_head * group + row % group
-        to = g.mixed + ((first_row + row // group) * g.num_query_heads + head) * size * 2
+        to = g.mixed + ((first_row + row // group) * g.num_query_heads + head) * size * LEFT_BYTES
         for i in range(0, size, 16):
-            scale_narrow(sums + (row * size + i) * 4, factors[row], to + i * 2)
+            scale_left(sums + (row * size + i) * 4, factors[row], to + i * LEFT_BYTES)
 
 
 @njit(error_model="numpy")
 def attention(cell, g, layer, thread):
-    """A phase: ``g.mixed`` (bf16, ``[rows, num_query_heads, head_size]``) is what the queries of all chunks find."""
+    """A phase: ``g.mixed`` (left, ``[rows, num_query_heads, head_size]``) is what the queries of all chunks find."""
     units = g.num_chunks * g.num_kv_heads
     chunks = carray(int64_at(g.chunks), (g.num_chunks, 4))
     while True:

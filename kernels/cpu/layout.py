@@ -1,7 +1,7 @@
 """How weights and KV blocks lie in memory for the vector kernels: in the order in which they are read.
 
-A product reads its second matrix as rows of pairs, because one instruction multiplies two bf16 numbers by two others
-and adds both to a sum. A weight is packed once, when it is loaded. A KV block keeps its size and its place in the pool,
+A product reads its right matrix as rows of pairs, because one instruction of AVX-512 multiplies two bf16 numbers by two
+others and adds both to a sum. A weight is packed once, when it is loaded. A KV block keeps its size and its place in the pool,
 only the cells inside it are in another order, so that whoever copies, swaps or shares whole blocks need not know.
 """
 
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cpu.instructions import HERE
 from kernels.cpu.memory import Arena
 
 TILE_COLUMNS = 48
-"""Columns of one tile of a product: with 8 rows, 24 of the 32 vector registers."""
+"""Columns of one tile of a product: with 8 rows, 24 of the 32 vector registers of AVX-512."""
 
+LEFT = torch.bfloat16 if HERE.left_bytes == 2 else torch.float32
+"""The type of a product's left matrix."""
 
 GATE_ROWS = 32
 """Rows whose gate and up values stay in a thread's fastest cache until they are multiplied."""

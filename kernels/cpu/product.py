@@ -1,31 +1,17 @@
 """Products of bf16 matrices with float32 sums: one microkernel, generated for each number of rows and columns.
 
-The whole tile of C stays in vector registers. A is read two numbers at a time, which meet a row of pairs of B; B lies in
-the order in which it is read, ``[depth / 2, columns, 2]``. A row's sum runs over the depth in one order, whatever rows
+As much of a tile of C as they hold stays in vector registers. A is read two numbers at a time, which meet a row of pairs
+of B; how the two are multiplied is the instruction set's. B lies in the order in which it is read, ``[depth / 2, columns, 2]``. A row's sum runs over the depth in one order, whatever rows
 stand beside it, so a row has the same bits in every batch.
 """
 
 from numba import njit, types
 from numba.extending import intrinsic
 
+from kernels.cpu.emit import ADDRESS, FLOATS, I64, emit_constant, emit_load, emit_loop, emit_store
+from kernels.cpu.instructions import HERE
 from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
-from kernels.cpu.vectors import (
-    ADDRESS,
-    FLOATS,
-    I32,
-    I64,
-    INTS,
-    PAIRS,
-    claim,
-    emit_call,
-    emit_constant,
-    emit_load,
-    emit_loop,
-    emit_splat,
-    emit_store,
-    silu_mul,
-    wait_for,
-)
+from kernels.cpu.vectors import LEFT_BYTES, LEFT_SHIFT, claim, silu_mul, wait_for
 
 UNROLL = 2  # steps of two numbers in one turn of the loop
 UNIT_ROWS = 128  # rows that one thread claims at once
@@ -41,15 +27,11 @@ def emit_tile(builder, acc, a_rows, b, ldb, pairs):
         for step in range(UNROLL):
             pair = builder.add(builder.mul(i, I64(UNROLL)), I64(step))
             b_row = builder.add(b, builder.mul(pair, ldb))
-            vectors = [
-                builder.bitcast(emit_load(builder, builder.add(b_row, I64(64 * column)), INTS), PAIRS)
-                for column in range(columns)
-            ]
+            vectors = [HERE.emit_right(builder, builder.add(b_row, I64(64 * column))) for column in range(columns)]
             for row in range(rows):
-                number = emit_load(builder, builder.add(a_rows[row], builder.shl(pair, I64(2))), I32)
-                both = builder.bitcast(emit_splat(builder, number, INTS), PAIRS)
+                both = HERE.emit_left(builder, builder.add(a_rows[row], builder.shl(pair, I64(LEFT_SHIFT + 1))))
                 values[row] = [
-                    emit_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, value, both, vector)
+                    HERE.emit_dot(builder, value, both, vector)
                     for value, vector in zip(values[row], vectors, strict=True)
                 ]
         return [value for row in values for value in row]
@@ -58,16 +40,30 @@ def emit_tile(builder, acc, a_rows, b, ldb, pairs):
     return [flat[row * columns : (row + 1) * columns] for row in range(rows)]
 
 
-def product_kernel(rows, columns, accumulates=False):
-    """C[rows, 16 * columns] = A @ B, or plus what C was. Strides are bytes; ``pairs`` is even, half the depth of A."""
+def parts(rows, columns):
+    """Parts of C whose sums the registers hold: ``(rows, columns)``, each a range; columns of 16."""
+    num_parts = -(-rows // HERE.num_sums)
+    height = -(-rows // num_parts)
+    width = HERE.num_sums // height
+    for column in range(0, columns, width):
+        for row in range(0, rows, height):
+            yield range(row, min(row + height, rows)), range(column, min(column + width, columns))
+
+
+def product_kernel(num_rows, num_columns, accumulates=False):
+    """C[num_rows, 16 * num_columns] = A @ B, or plus what C was. Strides are bytes; ``pairs`` is even, half the depth of A."""
 
     @intrinsic
     def kernel(context, a, lda, b, ldb, pairs, c, ldc):
         def codegen(context, builder, signature, arguments):
             a, lda, b, ldb, pairs, c, ldc = arguments
-            a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in range(rows)]
-            acc = [[emit_constant(0.0)] * columns for _ in range(rows)]
-            _emit_store_tile(builder, emit_tile(builder, acc, a_rows, b, ldb, pairs), c, ldc, accumulates)
+            for rows, columns in parts(num_rows, num_columns):
+                a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in rows]
+                b_part = builder.add(b, I64(64 * columns.start))
+                acc = emit_tile(
+                    builder, [[emit_constant(0.0)] * len(columns) for _ in rows], a_rows, b_part, ldb, pairs
+                )
+                _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates)
             return context.get_dummy_value()
 
         return types.void(*[ADDRESS] * 7), codegen
@@ -75,27 +71,34 @@ def product_kernel(rows, columns, accumulates=False):
     return kernel
 
 
-def scattered_kernel(rows, columns):
-    """C[rows, 16 * columns] = A @ B, where B is ``count`` parts that lie anywhere, each of so many pairs.
+def scattered_kernel(num_rows, num_columns):
+    """C[num_rows, 16 * num_columns] = A @ B, where B is ``count`` pieces that lie anywhere, each of so many pairs.
 
-    ``parts`` is where their addresses stand; ``offset`` bytes are added to each.
+    ``pieces`` is where their addresses stand; ``offset`` bytes are added to each.
     """
 
     @intrinsic
-    def kernel(context, a, lda, parts, count, offset, ldb, pairs, c, ldc):
+    def kernel(context, a, lda, pieces, count, offset, ldb, pairs, c, ldc):
         def codegen(context, builder, signature, arguments):
-            a, lda, parts, count, offset, ldb, pairs, c, ldc = arguments
+            a, lda, pieces, count, offset, ldb, pairs, c, ldc = arguments
 
-            def part(i, held):
-                start = builder.add(a, builder.mul(i, builder.shl(pairs, I64(2))))
-                a_rows = [builder.add(start, builder.mul(lda, I64(row))) for row in range(rows)]
-                b = builder.add(emit_load(builder, builder.add(parts, builder.shl(i, I64(3))), I64, 8), offset)
-                acc = [held[row * columns : (row + 1) * columns] for row in range(rows)]
-                return [value for row in emit_tile(builder, acc, a_rows, b, ldb, pairs) for value in row]
+            def emit_part(rows, columns):
+                width = len(columns)
 
-            flat = emit_loop(builder, count, [emit_constant(0.0)] * (rows * columns), part)
-            acc = [flat[row * columns : (row + 1) * columns] for row in range(rows)]
-            _emit_store_tile(builder, acc, c, ldc, False)
+                def piece(i, held):
+                    start = builder.add(a, builder.mul(i, builder.shl(pairs, I64(LEFT_SHIFT + 1))))
+                    a_rows = [builder.add(start, builder.mul(lda, I64(row))) for row in rows]
+                    b = builder.add(emit_load(builder, builder.add(pieces, builder.shl(i, I64(3))), I64, 8), offset)
+                    b_part = builder.add(b, I64(64 * columns.start))
+                    acc = [held[i * width : (i + 1) * width] for i in range(len(rows))]
+                    return [value for row in emit_tile(builder, acc, a_rows, b_part, ldb, pairs) for value in row]
+
+                flat = emit_loop(builder, count, [emit_constant(0.0)] * (len(rows) * width), piece)
+                acc = [flat[i * width : (i + 1) * width] for i in range(len(rows))]
+                _emit_store_tile(builder, acc, rows, columns, c, ldc, False)
+
+            for rows, columns in parts(num_rows, num_columns):
+                emit_part(rows, columns)
             return context.get_dummy_value()
 
         return types.void(*[ADDRESS] * 9), codegen
@@ -103,10 +106,10 @@ def scattered_kernel(rows, columns):
     return kernel
 
 
-def _emit_store_tile(builder, acc, c, ldc, accumulates):
-    for row, values in enumerate(acc):
+def _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates):
+    for row, values in zip(rows, acc, strict=True):
         c_row = builder.add(c, builder.mul(ldc, I64(row)))
-        for column, value in enumerate(values):
+        for column, value in zip(columns, values, strict=True):
             address = builder.add(c_row, I64(64 * column))
             if accumulates:
                 value = builder.fadd(emit_load(builder, address, FLOATS), value)
@@ -161,7 +164,7 @@ def product(cell, a, lda, rows, weight, depth, columns, c, ldc, accumulates):
 
 @njit(error_model="numpy")
 def gate_up(cell, a, lda, rows, weight, depth, columns, scratch, out, ldo):
-    """A phase: ``out`` (bf16) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
+    """A phase: ``out`` (left) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
 
     ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32.
     """
@@ -179,9 +182,9 @@ def gate_up(cell, a, lda, rows, weight, depth, columns, scratch, out, ldo):
             store_tile(a + m * lda, lda, count, b, depth // 2, scratch, wide)
             store_tile(a + m * lda, lda, count, b + size, depth // 2, scratch + 4 * TILE_COLUMNS, wide)
             for row in range(count):
-                gate, to = scratch + row * wide, out + (m + row) * ldo + tile * TILE_COLUMNS * 2
+                gate, to = scratch + row * wide, out + (m + row) * ldo + tile * TILE_COLUMNS * LEFT_BYTES
                 for column in range(0, TILE_COLUMNS, 16):
-                    silu_mul(gate + column * 4, gate + (TILE_COLUMNS + column) * 4, to + column * 2)
+                    silu_mul(gate + column * 4, gate + (TILE_COLUMNS + column) * 4, to + column * LEFT_BYTES)
         claim(cell + 8)
     wait_for(cell + 8, units)
     return cell + CELL

@@ -4,7 +4,19 @@ import numpy as np
 from numba import carray, njit
 
 from kernels.cpu.product import CELL
-from kernels.cpu.vectors import claim, float32_at, int64_at, largest, narrow, uint16_at, wait_for, widen
+from kernels.cpu.vectors import (
+    LEFT_BYTES,
+    claim,
+    float32_at,
+    int64_at,
+    largest,
+    left_at,
+    narrow,
+    to_left,
+    uint16_at,
+    wait_for,
+    widen,
+)
 
 UNIT = 8  # rows that one thread claims at once
 SEARCHED = 1024  # logits of which the largest is found at once
@@ -47,7 +59,7 @@ def add(x, bias):
 
 @njit(fastmath=SUMS, error_model="numpy")
 def norm_rows(cell, rows, x, width, bias, weight, size, eps, out, depth):
-    """A phase: ``out`` (bf16) is the RMS norm of each row of ``x``, after the bias is added to it if there is one."""
+    """A phase: ``out`` (left) is the RMS norm of each row of ``x``, after the bias is added to it if there is one."""
     weights, units = carray(float32_at(weight), size), (rows + UNIT - 1) // UNIT
     while True:
         unit = claim(cell)
@@ -56,13 +68,13 @@ def norm_rows(cell, rows, x, width, bias, weight, size, eps, out, depth):
         for row in range(unit * UNIT, min(rows, (unit + 1) * UNIT)):
             source, target = (
                 carray(float32_at(x + row * width * 4), size),
-                carray(uint16_at(out + row * depth * 2), size),
+                carray(left_at(out + row * depth * LEFT_BYTES), size),
             )
             if bias != 0:
                 add(source, carray(float32_at(bias), size))
             factor = inverse_norm(source, eps)
             for i in range(size):
-                target[i] = narrow(source[i] * factor * weights[i])
+                target[i] = to_left(source[i] * factor * weights[i])
         claim(cell + 8)
     wait_for(cell + 8, units)
     return cell + CELL
@@ -101,7 +113,7 @@ def write_cell(key, value, key_block, value_block, place, block_size):
 def place_rows(cell, g, layer):
     """A phase: queries and keys of ``g.qkv`` get bias, norm and rotation; then queries to ``g.query``, keys and values to their slots.
 
-    ``g.query`` is ``[num_kv_heads, capacity, group, head_size]`` bf16, so that what reads one key is one matrix.
+    ``g.query`` is ``[num_kv_heads, capacity, group, head_size]`` (left), so that what reads one key is one matrix.
     """
     rows, size, num_kv_heads, block_size = g.rows, g.head_size, g.num_kv_heads, g.block_size
     group, num_columns = g.num_query_heads // num_kv_heads, (g.num_query_heads + 2 * num_kv_heads) * size
@@ -125,9 +137,9 @@ def place_rows(cell, g, layer):
                 turn_head(head, cos, sin)
                 if h < g.num_query_heads:
                     place = ((h // group) * g.capacity + row) * group + h % group
-                    target = carray(uint16_at(g.query + place * size * 2), size)
+                    target = carray(left_at(g.query + place * size * LEFT_BYTES), size)
                     for i in range(size):
-                        target[i] = narrow(head[i])
+                        target[i] = to_left(head[i])
             block, place = slots[row] // block_size, slots[row] % block_size
             for h in range(num_kv_heads):
                 offset = (block * num_kv_heads + h) * block_size * size * 2

@@ -17,7 +17,7 @@ from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
 from kernels.cpu.product import CELL, gate_up, product
 from kernels.cpu.rows import embed, likeliest_rows, norm_rows, place_rows
 from kernels.cpu.task import LAYER, OPERATIONS, PHASES, TASK
-from kernels.cpu.vectors import claim, cycles, int64_at, pointer_to
+from kernels.cpu.vectors import LEFT_BYTES, claim, cycles, int64_at, pointer_to
 
 TASK_TYPE, LAYER_TYPE = numba.from_dtype(TASK), numba.from_dtype(LAYER)
 layers_at = pointer_to(LAYER_TYPE)
@@ -52,22 +52,33 @@ def forward(cell, g, thread):
         cell = norm_rows(cell, rows, g.x, width, 0, layer.input_norm, size, g.eps, g.normed, depth)
         clock = lap(g, thread, NORM, clock)
         cell = product(
-            cell, g.normed, depth * 2, rows, layer.qkv, depth, g.qkv_columns, g.qkv, g.qkv_columns * 4, False
+            cell, g.normed, depth * LEFT_BYTES, rows, layer.qkv, depth, g.qkv_columns, g.qkv, g.qkv_columns * 4, False
         )
         clock = lap(g, thread, QKV, clock)
         cell = place_rows(cell, g, layer)
         clock = lap(g, thread, PLACE, clock)
         cell = attention(cell, g, layer, thread)
         clock = lap(g, thread, ATTEND, clock)
-        cell = product(cell, g.mixed, mixed_depth * 2, rows, layer.o, mixed_depth, width, g.x, width * 4, True)
+        cell = product(cell, g.mixed, mixed_depth * LEFT_BYTES, rows, layer.o, mixed_depth, width, g.x, width * 4, True)
         clock = lap(g, thread, O, clock)
         cell = norm_rows(cell, rows, g.x, width, layer.o_bias, layer.mlp_norm, size, g.eps, g.normed, depth)
         clock = lap(g, thread, NORM, clock)
         cell = gate_up(
-            cell, g.normed, depth * 2, rows, layer.gate_up, depth, g.gate_columns, scratch, g.gated, g.gate_columns * 2
+            cell,
+            g.normed,
+            depth * LEFT_BYTES,
+            rows,
+            layer.gate_up,
+            depth,
+            g.gate_columns,
+            scratch,
+            g.gated,
+            g.gate_columns * LEFT_BYTES,
         )
         clock = lap(g, thread, GATE, clock)
-        cell = product(cell, g.gated, g.gate_columns * 2, rows, layer.down, g.gate_depth, width, g.x, width * 4, True)
+        cell = product(
+            cell, g.gated, g.gate_columns * LEFT_BYTES, rows, layer.down, g.gate_depth, width, g.x, width * 4, True
+        )
         clock = lap(g, thread, DOWN, clock)
 
 
@@ -78,7 +89,7 @@ def logits(cell, g, thread):
     clock = cycles()
     cell = norm_rows(cell, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
     clock = lap(g, thread, NORM, clock)
-    cell = product(cell, g.normed, depth * 2, rows, g.head, depth, width, g.logits, width * 4, False)
+    cell = product(cell, g.normed, depth * LEFT_BYTES, rows, g.head, depth, width, g.logits, width * 4, False)
     clock = lap(g, thread, HEAD, clock)
     likeliest_rows(cell, rows, g.logits, width, g.vocab_size, g.likeliest)
     lap(g, thread, LIKELIEST, clock)
@@ -94,14 +105,14 @@ def run(g):
         logits(cell, g, thread)
     elif g.operation == PRODUCT or g.operation == PRODUCT_ADD:
         adds, depth, width = g.operation == PRODUCT_ADD, g.hidden_depth, g.vocab_columns
-        product(cell, g.normed, depth * 2, g.rows, g.head, depth, width, g.logits, width * 4, adds)
+        product(cell, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, g.logits, width * 4, adds)
     elif g.operation == GATE_UP:
         scratch, depth, width = (
             g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4,
             g.hidden_depth,
             g.gate_columns,
         )
-        gate_up(cell, g.normed, depth * 2, g.rows, g.head, depth, width, scratch, g.gated, width * 2)
+        gate_up(cell, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, scratch, g.gated, width * LEFT_BYTES)
     elif g.operation == ATTENTION:
         attention(cell, g, carray(layers_at(g.layers), 1)[0], thread)
     elif g.operation == CONTEND:

@@ -35,13 +35,14 @@ NUMBERS = (
     "block_size",
     "window",  # keys that a query sees, 0 for all
 )
+# A matrix is "left" where a product reads it from that side: in bf16, or in float32 (``kernels.cpu.instructions``).
 ADDRESSES = (
     "x",  # [capacity, hidden_columns] float32: the hidden states
-    "normed",  # [capacity, hidden_depth] bf16
+    "normed",  # [capacity, hidden_depth] left
     "qkv",  # [capacity, qkv_columns] float32
-    "query",  # [num_kv_heads, capacity, group, head_size] bf16
-    "mixed",  # [capacity, num_query_heads, head_size] bf16
-    "gated",  # [capacity, gate_columns] bf16
+    "query",  # [num_kv_heads, capacity, group, head_size] left
+    "mixed",  # [capacity, num_query_heads, head_size] left
+    "gated",  # [capacity, gate_columns] left
     "token_ids",  # [rows] int64
     "positions",  # [rows] int64
     "slot_mapping",  # [rows] int64
@@ -64,7 +65,7 @@ ADDRESSES = (
     "profile",  # [phases + 1] int64: cycles that the first thread has spent, and its clock when it last looked
     # Of each thread:
     "scores",  # [chunk_rows, context] float32
-    "weights",  # [chunk_rows, context] bf16
+    "weights",  # [chunk_rows, context] left
     "parts",  # [context] int64
     "sums",  # [chunk_rows, head_size] float32
     "factors",  # [chunk_rows] float32

@@ -16,8 +16,6 @@ import torch  # noqa: F401  loads the OpenMP library whose threads are used
 
 from kernels.cpu.task import TASK
 
-FEATURE = "avx512bf16"
-
 
 class _Compiled(Protocol):
     address: int
@@ -27,14 +25,15 @@ class _Compiled(Protocol):
 def why_not() -> str | None:
     """Why the vector kernels can not run here, or None if they can."""
     try:
-        from llvmlite.binding import get_host_cpu_features
         from numba import config
+
+        from kernels.cpu import instructions
     except ImportError as error:
         return f"{error.name} is not installed"
     if not sys.platform.startswith("linux"):
         return f"they are made for Linux, this is {sys.platform}"
-    if not get_host_cpu_features().get(FEATURE, False):
-        return f"this processor has no {FEATURE}"
+    if (missing := instructions.why_not()) is not None:
+        return missing
     if config.DISABLE_JIT:
         return "NUMBA_DISABLE_JIT is set"
     return None if _openmp_library() else "torch has no OpenMP library libgomp"

@@ -1,67 +1,32 @@
-"""AVX-512 for numba: vector instructions as LLVM IR, on raw addresses, without a compiler beside numba's own.
-
-An address is an int64. A bf16 number is a uint16 that holds its bits. Functions that start with ``emit`` write
-instructions into a function that is being built; the others are called from compiled code.
-"""
+"""Vector functions that compiled code calls: exponentials and what is made of them, the largest number, counters, pointers."""
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.cpu.emit import (
+    ADDRESS,
+    F32,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    MASK,
+    emit_call,
+    emit_constant,
+    emit_load,
+    emit_loop,
+    emit_splat,
+    emit_store,
+)
+from kernels.cpu.instructions import HERE
 
-class BFloat(ir.Type):
-    """LLVM's bfloat, for which llvmlite has no class."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    def __eq__(self, other):
-        return isinstance(other, BFloat)
-
-    def __hash__(self):
-        return hash("bfloat")
-
-
-LANES = 16
-F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-FLOATS, INTS, MASK = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(ir.IntType(1), LANES)
-PAIRS, NARROW = ir.VectorType(BFloat(), 2 * LANES), ir.VectorType(BFloat(), LANES)
-ADDRESS = types.int64
+LEFT_BYTES = HERE.left_bytes  # of a number of a left matrix
+LEFT_SHIFT = LEFT_BYTES.bit_length() - 1
 LOWEST = -3.4028234663852886e38  # where the search for the largest score begins: no finite one is below
 LOG2_E = 1.4426950408889634
-
-
-def emit_call(builder, name, result, *arguments):
-    kind = ir.FunctionType(result, [each.type for each in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-def emit_load(builder, address, kind, align=4):
-    value = builder.load(builder.inttoptr(address, ir.PointerType(kind)))
-    value.align = align
-    return value
-
-
-def emit_store(builder, value, address, align=2):
-    builder.store(value, builder.inttoptr(address, ir.PointerType(value.type))).align = align
-
-
-def emit_splat(builder, scalar, kind):
-    """All lanes with one value."""
-    nothing = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(nothing, scalar, I32(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(INTS, [0] * LANES))
-
-
-def emit_constant(value):
-    return ir.Constant(FLOATS, [value] * LANES)
-
-
-def emit_narrow(builder, floats):
-    """bf16 of 16 numbers, to the nearest; NaN stays NaN."""
-    return emit_call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", NARROW, floats)
 
 
 def emit_exp2(builder, x):
@@ -71,53 +36,32 @@ def emit_exp2(builder, x):
     rest, poly = builder.fsub(x, whole), emit_constant(0.0096181291)
     for factor in (0.0555041087, 0.2402265069, 0.6931471806, 1.0):
         poly = emit_call(builder, "llvm.fma.v16f32", FLOATS, poly, rest, emit_constant(factor))
-    every, rounding = I16(-1), I32(4)
-    return emit_call(builder, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, poly, whole, poly, every, rounding)
-
-
-def emit_loop(builder, count, start, body):
-    """``for i in range(count)`` with at least one turn: ``body(i, values)`` gives the next values, which start as ``start``."""
-    entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    i = builder.phi(I64)
-    i.add_incoming(I64(0), entry)
-    held = [builder.phi(value.type) for value in start]
-    for phi, value in zip(held, start, strict=True):
-        phi.add_incoming(value, entry)
-    after = body(i, held)
-    following = builder.add(i, I64(1))
-    i.add_incoming(following, builder.block)
-    for phi, value in zip(held, after, strict=True):
-        phi.add_incoming(value, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
-    builder.position_at_end(done)
-    return after
+    return HERE.emit_scale(builder, poly, whole)
 
 
 @intrinsic
 def silu_mul(context, gate, up, out):
-    """``out`` (bf16) = silu(gate) * up, 16 float32 numbers."""
+    """``out`` (left) = silu(gate) * up, 16 float32 numbers."""
 
     def codegen(context, builder, signature, arguments):
         gate, up, out = arguments
         g, u = emit_load(builder, gate, FLOATS), emit_load(builder, up, FLOATS)
         power = emit_exp2(builder, builder.fmul(g, emit_constant(-LOG2_E)))
         value = builder.fmul(builder.fdiv(g, builder.fadd(power, emit_constant(1.0))), u)
-        emit_store(builder, emit_narrow(builder, value), out)
+        emit_store(builder, HERE.emit_to_left(builder, value), out)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, ADDRESS, ADDRESS), codegen
 
 
 @intrinsic
-def scale_narrow(context, floats, factor, out):
-    """``out`` (bf16) = 16 float32 numbers times a factor."""
+def scale_left(context, floats, factor, out):
+    """``out`` (left) = 16 float32 numbers times a factor."""
 
     def codegen(context, builder, signature, arguments):
         floats, factor, out = arguments
         value = builder.fmul(emit_load(builder, floats, FLOATS), emit_splat(builder, factor, FLOATS))
-        emit_store(builder, emit_narrow(builder, value), out)
+        emit_store(builder, HERE.emit_to_left(builder, value), out)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, types.float32, ADDRESS), codegen
@@ -125,7 +69,7 @@ def scale_narrow(context, floats, factor, out):
 
 @intrinsic
 def softmax(context, scores, weights, first, stop, vectors, scale):
-    """``weights`` (bf16) = exp(scale * (score - largest)) of the scores ``first`` to ``stop``, 0 of the others.
+    """``weights`` (left) = exp(scale * (score - largest)) of the scores ``first`` to ``stop``, 0 of the others.
 
     There are ``16 * vectors`` of each. Returns 1 / sum. Lanes are added up in one order, whatever the batch.
     """
@@ -152,7 +96,9 @@ def softmax(context, scores, weights, first, stop, vectors, scale):
             seen, score = scaled(i)
             power = emit_exp2(builder, builder.fsub(score, largest))
             power = builder.select(seen, power, emit_constant(0.0))
-            emit_store(builder, emit_narrow(builder, power), builder.add(weights, builder.shl(i, I64(5))))
+            emit_store(
+                builder, HERE.emit_to_left(builder, power), builder.add(weights, builder.shl(i, I64(LEFT_SHIFT + 4)))
+            )
             return [builder.fadd(held[0], power)]
 
         [sums] = emit_loop(builder, vectors, [emit_constant(0.0)], exponentials)
@@ -278,3 +224,13 @@ def pointer_to(kind):
 float32_at, float64_at, uint16_at, int32_at, int64_at, uint64_at = map(
     pointer_to, (types.float32, types.float64, types.uint16, types.int32, types.int64, types.uint64)
 )
+
+if LEFT_BYTES == 2:
+    left_at, to_left = uint16_at, narrow
+else:
+    left_at = float32_at
+
+    @njit(inline="always")
+    def to_left(x):
+        """A float32 as a number of a left matrix."""
+        return x

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.cpu.layout import CHUNK_ROWS, GATE_ROWS, TILE_COLUMNS
+from kernels.cpu.layout import CHUNK_ROWS, GATE_ROWS, LEFT, TILE_COLUMNS
 from kernels.cpu.memory import zeros
 from kernels.cpu.task import COUNTERS_BESIDE, COUNTERS_PER_LAYER, LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.team import Team
@@ -64,7 +64,7 @@ class Workspace:
         threads, chunk_rows = self.team.num_threads, tokens_of_chunk(group) * group
         self.set(chunk_rows=chunk_rows, context=context, block_size=block_size, head_size=head_size)
         self.room("scores", (threads, chunk_rows, context), torch.float32)
-        self.room("weights", (threads, chunk_rows, context), torch.bfloat16)
+        self.room("weights", (threads, chunk_rows, context), LEFT)
         self.room("parts", (threads, context), torch.int64)
         self.room("sums", (threads, chunk_rows, head_size), torch.float32)
         self.room("factors", (threads, chunk_rows), torch.float32)

@@ -52,7 +52,7 @@ vectors = AttentionKernel(
     groups=twin.groups,
     convert=_convert,
 )
-"""The vector kernel: Linux, a processor with AVX-512 for bf16."""
+"""The vector kernel: Linux, a processor with AVX-512 for bf16, or with AVX2 and FMA."""
 triton_interpreted = AttentionKernel(
     "kernels.triton_paged_attention in the interpreter",
     partial(_attend, "triton_paged_attention"),
