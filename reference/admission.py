@@ -19,7 +19,7 @@ def copies_owed(roster: Roster, pool: BlockPool, seq_ids: list[SeqId]) -> int:
     """
     writers: Counter[BlockId] = Counter()
     for seq_id in seq_ids:
-        index = pool.tail(seq_id, roster.seqs[seq_id])
+        index = pool.tail(roster.seqs[seq_id])
         if index is not None and pool.tables.get(seq_id):
             writers[pool.tables[seq_id][index]] += 1
     copies = 0
@@ -107,5 +107,5 @@ def may_fork(roster: Roster, pool: BlockPool, parent: SeqId) -> bool:
     seq, most = roster.seqs[parent], most_tokens_stored(roster.request_of(parent))
     owed = sum(blocks_owed(roster, pool, running) for running in roster.running)
     # Whoever of the two writes first into a half-filled tail copies it.
-    copies = 1 if num_tokens_with_room(seq) < most and pool.tail(parent, seq) is not None and pool.tables[parent] else 0
+    copies = 1 if num_tokens_with_room(seq) < most and pool.tail(seq) is not None and pool.tables[parent] else 0
     return owed + pool.growth(parent, seq, most) + copies <= pool.num_free

@@ -99,7 +99,7 @@ class BlockPool:
 
     # Room for tokens ----------------------------------------------------------------------------------------------
 
-    def tail(self, seq_id: SeqId, seq: Seq) -> int | None:
+    def tail(self, seq: Seq) -> int | None:
         """The table index of the partly filled block into which the sequence's next token goes, if there is one."""
         num_tokens = num_tokens_with_room(seq)
         if num_tokens % self.config.block_size == 0:
@@ -108,7 +108,7 @@ class BlockPool:
 
     def tail_to_copy(self, seq_id: SeqId, seq: Seq) -> int | None:
         """The index of the tail, if the sequence must copy it before it writes."""
-        index = self.tail(seq_id, seq)
+        index = self.tail(seq)
         if index is None or not self.must_copy(self.tables[seq_id][index]):
             return None
         return index

@@ -280,7 +280,7 @@ class Scheduler:
             self._slide(each.seq)
         for sample in plan.samples:
             if sample.seq != sample.source:
-                self._fork(sample.source, sample.seq)
+                self.fork(sample.source, sample.seq)
         emitted = tuple(self._append(sample.seq, tokens[sample.seq]) for sample in plan.samples)
         finished = tuple(finish for sample in plan.samples for finish in self._finish(sample.seq))
         self.pool.complete(plan.step_id)
@@ -324,14 +324,11 @@ class Scheduler:
             self.roster.seqs[seq_id] = replace(seq, num_dropped_blocks=seq.num_dropped_blocks + num_blocks)
             self.emit(Slide(seq_id, num_blocks))
 
-    def _fork(self, parent: SeqId, child: SeqId) -> None:
+    def fork(self, parent: SeqId, child: SeqId) -> None:
+        """A new sequence that shares everything with its parent: a sample of a prompt, or the caller's, between two steps."""
         self.pool.fork(parent, child)
         self.roster.seqs[child] = self.roster.seqs[parent]
         self.emit(Fork(parent, child))
-
-    def fork(self, parent: SeqId, child: SeqId) -> None:
-        """The caller's fork, between two steps."""
-        self._fork(parent, child)
 
     def _append(self, seq_id: SeqId, token: Token) -> Append:
         self.roster.append(seq_id, token)

@@ -13,10 +13,8 @@ from spec.conformance.values import Nonsense, shown, taker
 from spec.engine import (
     Admission,
     Capability,
-    Engine,
     EngineFactory,
     InvalidRequest,
-    Pool,
     PoolFactory,
     Profile,
     StepReport,
@@ -347,13 +345,3 @@ class GuardedPool(_Guarded):
         events = cast(Events, self.guard.call(method, hint, lambda: self._method(method)(*arguments), refuses=True))
         self.guard.declared(method, events)
         return events
-
-
-def guarded_engine(make: EngineFactory) -> Callable[[Config], Engine]:
-    """The same factory, its engines behind guards."""
-    return lambda config: GuardedEngine(make, config)
-
-
-def guarded_pool(make: PoolFactory) -> Callable[[Config], Pool]:
-    """The same factory, its pools behind guards."""
-    return lambda config: GuardedPool(make, config)

@@ -42,9 +42,6 @@ from spec.vocabulary import (
     Write,
 )
 
-Hold: TypeAlias = tuple[StepId, int]
-"""A step of the core: a step in flight that holds a block more than once is several of them."""
-
 _DEFAULTS: Mapping[str, Term] = {
     "Bool": False,
     "Int": 0,

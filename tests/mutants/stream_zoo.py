@@ -73,8 +73,8 @@ STREAM_ZOO = [
     _fault(
         "a fork copies the tail at once, which this step has just written",
         _SCHEDULER,
-        "                self._fork(sample.source, sample.seq)\n",
-        "                self._fork(sample.source, sample.seq)\n"
+        "                self.fork(sample.source, sample.seq)\n",
+        "                self.fork(sample.source, sample.seq)\n"
         "                index = self.pool.tail_to_copy(sample.seq, self.roster.seqs[sample.seq])\n"
         "                if index is not None and self.pool.num_free:\n"
         "                    self.emit(self.pool.copy_entry(sample.seq, index))\n",
@@ -114,12 +114,12 @@ STREAM_ZOO = [
         _SCHEDULER,
         "        for sample in plan.samples:\n"
         "            if sample.seq != sample.source:\n"
-        "                self._fork(sample.source, sample.seq)\n"
+        "                self.fork(sample.source, sample.seq)\n"
         "        emitted = tuple(self._append(sample.seq, tokens[sample.seq]) for sample in plan.samples)\n",
         "        appended = []\n"
         "        for sample in plan.samples:\n"
         "            if sample.seq != sample.source:\n"
-        "                self._fork(sample.source, sample.seq)\n"
+        "                self.fork(sample.source, sample.seq)\n"
         "            appended.append(self._append(sample.seq, tokens[sample.seq]))\n"
         "        emitted = tuple(appended)\n",
         "SCHED-18",
