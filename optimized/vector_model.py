@@ -80,7 +80,7 @@ class VectorModel:
         )
         self._logits.hold("norm", self._norm)
         self._logits.hold("head", self._head.tiles)
-        self._context, self._block_size, self._num_rotations = 0, 0, 0
+        self._max_keys, self._block_size, self._num_rotations = 0, 0, 0
 
     @property
     def num_weight_bytes(self) -> int:
@@ -194,11 +194,11 @@ class VectorModel:
             work.room("query", (config.num_kv_heads, capacity, group, config.head_size), LEFT)
             work.room("mixed", (capacity, config.num_query_heads, config.head_size), LEFT)
             work.room("gated", (capacity, columns["gate_up"]), LEFT)
-        if longest > self._context or block_size != self._block_size:
+        if longest > self._max_keys or block_size != self._block_size:
             self._block_size = block_size
-            self._context = rounded_up(max(256, 1 << (longest - 1).bit_length()), block_size)
+            self._max_keys = rounded_up(max(256, 1 << (longest - 1).bit_length()), block_size)
             work.attention_room(
-                config.num_query_heads // config.num_kv_heads, self._context, block_size, config.head_size
+                config.num_query_heads // config.num_kv_heads, self._max_keys, block_size, config.head_size
             )
         if longest > self._num_rotations:
             self._rotate_until(max(256, 1 << (longest - 1).bit_length()))

@@ -7,7 +7,8 @@ are rows of one matrix. Scores, softmax and values of a row are summed in an ord
 from numba import carray, njit
 
 from kernels.cpu.layout import CHUNK_ROWS
-from kernels.cpu.product import CELL, product_kernel, scattered_kernel
+from kernels.cpu.memory import LINE
+from kernels.cpu.product import product_kernel, scattered_kernel
 from kernels.cpu.vectors import (
     LEFT_BYTES,
     claim,
@@ -115,15 +116,15 @@ def first_key(position, window):
 def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
     """One unit: the tokens at ``start``, ``start + 1``, ... of a sequence, which are rows from ``first_row`` on, for one KV head."""
     size, block_size, group = g.head_size, g.block_size, g.num_query_heads // g.num_kv_heads
-    table = carray(int32_at(g.block_tables + seq * g.table_stride * 4), g.context // block_size)
+    table = carray(int32_at(g.block_tables + seq * g.table_stride * 4), g.max_keys // block_size)
     scores, weights = (
-        g.scores + thread * g.chunk_rows * g.context * 4,
-        g.weights + thread * g.chunk_rows * g.context * LEFT_BYTES,
+        g.scores + thread * g.chunk_rows * g.max_keys * 4,
+        g.weights + thread * g.chunk_rows * g.max_keys * LEFT_BYTES,
     )
     sums, masked = g.sums + thread * g.chunk_rows * size * 4, g.masked + thread * 2 * block_size * size * 2
-    parts = carray(int64_at(g.parts + thread * g.context * 8), g.context)
+    parts = carray(int64_at(g.parts + thread * g.max_keys * 8), g.max_keys)
     query = g.query + (kv_head * g.capacity + first_row) * group * size * LEFT_BYTES
-    lds, ldw, block_bytes = g.context * 4, g.context * LEFT_BYTES, block_size * size * 2
+    lds, ldw, block_bytes = g.max_keys * 4, g.max_keys * LEFT_BYTES, block_size * size * 2
     begin, stop = first_key(start, g.window) // block_size, (start + tokens + block_size - 1) // block_size
     # Blocks of which some token of the chunk does not see every place: only they can hold what nobody may read.
     seen_by_all, seen_by_first = first_key(start + tokens - 1, g.window), start + 1
@@ -186,16 +187,16 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
 
 
 @njit(error_model="numpy")
-def attention(cell, g, layer, thread):
+def attention(counters, g, layer, thread):
     """A phase: ``g.mixed`` (left, ``[rows, num_query_heads, head_size]``) is what the queries of all chunks find."""
     units = g.num_chunks * g.num_kv_heads
     chunks = carray(int64_at(g.chunks), (g.num_chunks, 4))
     while True:
-        unit = claim(cell)
+        unit = claim(counters)
         if unit >= units:
             break
         seq, tokens, start, first_row = chunks[unit // g.num_kv_heads]
         attend(g, layer, thread, seq, tokens, start, first_row, unit % g.num_kv_heads)
-        claim(cell + 8)
-    wait_for(cell + 8, units)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, units)
+    return counters + LINE

@@ -9,7 +9,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from kernels.cpu.layout import CONTENDERS
-from kernels.cpu.product import CELL
+from kernels.cpu.memory import LINE
 from kernels.cpu.vectors import claim, float32_at, float64_at, int64_at, uint64_at, wait_for
 
 STEPS = 64  # distances from the largest logit, in temperatures, that have a least hash of their own
@@ -34,7 +34,7 @@ def score(logit, temperature, bits):
 
 
 @njit(error_model="numpy")
-def number_of_lucky(begin, stop, key):
+def num_lucky(begin, stop, key):
     count = 0
     for token in range(begin, stop):
         count += hashed(key, token) >= types.uint64(LUCKY)
@@ -42,7 +42,7 @@ def number_of_lucky(begin, stop, key):
 
 
 @njit(error_model="numpy")
-def number_of_hopeful(logits, begin, stop, key, low, least_near, least_far):
+def num_hopeful(logits, begin, stop, key, low, least_near, least_far):
     count = 0
     for token in range(begin, stop):
         bits = hashed(key, token)
@@ -60,7 +60,7 @@ def contend(logits, size, top, key, temperature, found):
     reached = score(largest, temperature, hashed(key, top))
     for begin in range(0, size, LOOKED_AT):
         stop = min(size, begin + LOOKED_AT)
-        if number_of_lucky(begin, stop, key):
+        if num_lucky(begin, stop, key):
             for token in range(begin, stop):
                 bits = hashed(key, token)
                 if bits >= types.uint64(LUCKY):
@@ -73,7 +73,7 @@ def contend(logits, size, top, key, temperature, found):
     low, count = np.float32(np.float64(largest) - (NEAR + 1) * temperature), 0
     for begin in range(0, size, LOOKED_AT):
         stop = min(size, begin + LOOKED_AT)
-        if number_of_hopeful(logits, begin, stop, key, low, least[0], least[NEAR]):
+        if num_hopeful(logits, begin, stop, key, low, least[0], least[NEAR]):
             for token in range(begin, stop):
                 distance = (np.float64(largest) - np.float64(logits[token])) / temperature
                 step = int(distance) if distance < STEPS - 1 else STEPS - 1
@@ -86,13 +86,13 @@ def contend(logits, size, top, key, temperature, found):
 
 
 @njit(error_model="numpy")
-def contend_rows(cell, g):
+def contend_rows(counters, g):
     """A phase: for each draw its contenders, and how many they are."""
     rows, keys = carray(int64_at(g.drawn_rows), g.rows), carray(uint64_at(g.keys), g.rows)
     temperatures, counts = carray(float64_at(g.temperatures), g.rows), carray(int64_at(g.counts), g.rows)
     likeliest = carray(int64_at(g.likeliest), g.capacity)
     while True:
-        draw = claim(cell)
+        draw = claim(counters)
         if draw >= g.rows:
             break
         row = rows[draw]
@@ -101,6 +101,6 @@ def contend_rows(cell, g):
         counts[draw] = -1
         if likeliest[row] >= 0:
             counts[draw] = contend(logits, g.vocab_size, likeliest[row], keys[draw], temperatures[draw], found)
-        claim(cell + 8)
-    wait_for(cell + 8, g.rows)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, g.rows)
+    return counters + LINE

@@ -11,11 +11,11 @@ from numba.extending import intrinsic
 from kernels.cpu.emit import ADDRESS, FLOATS, I64, emit_constant, emit_load, emit_loop, emit_store
 from kernels.cpu.instructions import HERE
 from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
+from kernels.cpu.memory import LINE
 from kernels.cpu.vectors import LEFT_BYTES, LEFT_SHIFT, claim, silu_mul, wait_for
 
 UNROLL = 2  # steps of two numbers in one turn of the loop
 UNIT_ROWS = 128  # rows that one thread claims at once
-CELL = 64  # bytes between two phases' counters: a cache line
 
 
 def emit_tile(builder, acc, a_rows, b, ldb, pairs):
@@ -142,12 +142,12 @@ store_tile, add_tile = _tile(False), _tile(True)
 
 
 @njit(error_model="numpy")
-def product(cell, a, lda, rows, weight, depth, columns, c, ldc, accumulates):
+def product(counters, a, lda, rows, weight, depth, columns, c, ldc, accumulates):
     """A phase: C = A @ W, or plus what C was, of packed ``weight`` with so many (padded) columns and this depth."""
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
     while True:
-        unit = claim(cell)
+        unit = claim(counters)
         if unit >= units:
             break
         tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
@@ -157,13 +157,13 @@ def product(cell, a, lda, rows, weight, depth, columns, c, ldc, accumulates):
             add_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
         else:
             store_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
-        claim(cell + 8)
-    wait_for(cell + 8, units)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, units)
+    return counters + LINE
 
 
 @njit(error_model="numpy")
-def gate_up(cell, a, lda, rows, weight, depth, columns, scratch, out, ldo):
+def gate_up(counters, a, lda, rows, weight, depth, columns, scratch, out, ldo):
     """A phase: ``out`` (left) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
 
     ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32.
@@ -172,7 +172,7 @@ def gate_up(cell, a, lda, rows, weight, depth, columns, scratch, out, ldo):
     units = row_blocks * (columns // TILE_COLUMNS)
     wide, size = 8 * TILE_COLUMNS, depth * TILE_COLUMNS * 2
     while True:
-        unit = claim(cell)
+        unit = claim(counters)
         if unit >= units:
             break
         tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
@@ -185,6 +185,6 @@ def gate_up(cell, a, lda, rows, weight, depth, columns, scratch, out, ldo):
                 gate, to = scratch + row * wide, out + (m + row) * ldo + tile * TILE_COLUMNS * LEFT_BYTES
                 for column in range(0, TILE_COLUMNS, 16):
                     silu_mul(gate + column * 4, gate + (TILE_COLUMNS + column) * 4, to + column * LEFT_BYTES)
-        claim(cell + 8)
-    wait_for(cell + 8, units)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, units)
+    return counters + LINE

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import carray, njit
 
-from kernels.cpu.product import CELL
+from kernels.cpu.memory import LINE
 from kernels.cpu.vectors import (
     LEFT_BYTES,
     claim,
@@ -26,11 +26,11 @@ SUMS = {"reassoc", "contract", "nsz"}
 
 
 @njit(error_model="numpy")
-def embed(cell, rows, token_ids, embedding, size, x, width):
+def embed(counters, rows, token_ids, embedding, size, x, width):
     """A phase: ``x`` is the embedding of each token."""
     tokens, units = carray(int64_at(token_ids), rows), (rows + UNIT - 1) // UNIT
     while True:
-        unit = claim(cell)
+        unit = claim(counters)
         if unit >= units:
             break
         for row in range(unit * UNIT, min(rows, (unit + 1) * UNIT)):
@@ -38,9 +38,9 @@ def embed(cell, rows, token_ids, embedding, size, x, width):
             target = carray(float32_at(x + row * width * 4), size)
             for i in range(size):
                 target[i] = widen(source[i])
-        claim(cell + 8)
-    wait_for(cell + 8, units)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, units)
+    return counters + LINE
 
 
 @njit(fastmath=SUMS, error_model="numpy")
@@ -58,11 +58,11 @@ def add(x, bias):
 
 
 @njit(fastmath=SUMS, error_model="numpy")
-def norm_rows(cell, rows, x, width, bias, weight, size, eps, out, depth):
+def norm_rows(counters, rows, x, width, bias, weight, size, eps, out, depth):
     """A phase: ``out`` (left) is the RMS norm of each row of ``x``, after the bias is added to it if there is one."""
     weights, units = carray(float32_at(weight), size), (rows + UNIT - 1) // UNIT
     while True:
-        unit = claim(cell)
+        unit = claim(counters)
         if unit >= units:
             break
         for row in range(unit * UNIT, min(rows, (unit + 1) * UNIT)):
@@ -75,9 +75,9 @@ def norm_rows(cell, rows, x, width, bias, weight, size, eps, out, depth):
             factor = inverse_norm(source, eps)
             for i in range(size):
                 target[i] = to_left(source[i] * factor * weights[i])
-        claim(cell + 8)
-    wait_for(cell + 8, units)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, units)
+    return counters + LINE
 
 
 @njit(fastmath=SUMS, error_model="numpy")
@@ -110,7 +110,7 @@ def write_cell(key, value, key_block, value_block, place, block_size):
 
 
 @njit(error_model="numpy")
-def place_rows(cell, g, layer):
+def place_rows(counters, g, layer):
     """A phase: queries and keys of ``g.qkv`` get bias, norm and rotation; then queries to ``g.query``, keys and values to their slots.
 
     ``g.query`` is ``[num_kv_heads, capacity, group, head_size]`` (left), so that what reads one key is one matrix.
@@ -120,7 +120,7 @@ def place_rows(cell, g, layer):
     positions, slots = carray(int64_at(g.positions), rows), carray(int64_at(g.slot_mapping), rows)
     units = (rows + UNIT - 1) // UNIT
     while True:
-        unit = claim(cell)
+        unit = claim(counters)
         if unit >= units:
             break
         for row in range(unit * UNIT, min(rows, (unit + 1) * UNIT)):
@@ -151,9 +151,9 @@ def place_rows(cell, g, layer):
                     place,
                     block_size,
                 )
-        claim(cell + 8)
-    wait_for(cell + 8, units)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, units)
+    return counters + LINE
 
 
 @njit(error_model="numpy")
@@ -181,14 +181,14 @@ def likeliest(row, size):
 
 
 @njit(error_model="numpy")
-def likeliest_rows(cell, rows, logits, width, size, out):
+def likeliest_rows(counters, rows, logits, width, size, out):
     """A phase: the likeliest token of each row of logits, -1 where there is none."""
     tokens = carray(int64_at(out), rows)
     while True:
-        row = claim(cell)
+        row = claim(counters)
         if row >= rows:
             break
         tokens[row] = likeliest(logits + row * width * 4, size)
-        claim(cell + 8)
-    wait_for(cell + 8, rows)
-    return cell + CELL
+        claim(counters + 8)
+    wait_for(counters + 8, rows)
+    return counters + LINE

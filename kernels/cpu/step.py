@@ -1,7 +1,8 @@
 """The whole forward pass as one compiled function, which every thread of a team walks through.
 
 A phase is a number of units. Threads claim units from a counter, and wait until so many are *done*, not until every
-thread has arrived: a thread that the system has put aside between two units keeps nobody waiting.
+thread has arrived: a thread that the system has put aside between two units keeps nobody waiting. Both counters of a phase
+stand in a cache line of their own, ``counters``, and a phase returns where those of the next one are.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from numba.core.ccallback import CFunc
 from kernels.cpu.attention import attention
 from kernels.cpu.draw import contend_rows
 from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
-from kernels.cpu.product import CELL, gate_up, product
+from kernels.cpu.memory import LINE
+from kernels.cpu.product import gate_up, product
 from kernels.cpu.rows import embed, likeliest_rows, norm_rows, place_rows
 from kernels.cpu.task import LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.vectors import LEFT_BYTES, claim, cycles, int64_at, pointer_to
@@ -38,33 +40,44 @@ def lap(g, thread, phase, since):
 
 
 @njit(error_model="numpy")
-def forward(cell, g, thread):
+def forward(counters, g, thread):
     """``g.x`` becomes the hidden states of the tokens; the caches get their keys and values."""
     layers, rows = carray(layers_at(g.layers), g.num_layers), g.rows
     scratch = g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4
     size, width, depth = g.hidden_size, g.hidden_columns, g.hidden_depth
     mixed_depth = g.num_query_heads * g.head_size
     clock = cycles()
-    cell = embed(cell, rows, g.token_ids, g.embedding, size, g.x, width)
+    counters = embed(counters, rows, g.token_ids, g.embedding, size, g.x, width)
     clock = lap(g, thread, EMBED, clock)
     for index in range(g.num_layers):
         layer = layers[index]
-        cell = norm_rows(cell, rows, g.x, width, 0, layer.input_norm, size, g.eps, g.normed, depth)
+        counters = norm_rows(counters, rows, g.x, width, 0, layer.input_norm, size, g.eps, g.normed, depth)
         clock = lap(g, thread, NORM, clock)
-        cell = product(
-            cell, g.normed, depth * LEFT_BYTES, rows, layer.qkv, depth, g.qkv_columns, g.qkv, g.qkv_columns * 4, False
+        counters = product(
+            counters,
+            g.normed,
+            depth * LEFT_BYTES,
+            rows,
+            layer.qkv,
+            depth,
+            g.qkv_columns,
+            g.qkv,
+            g.qkv_columns * 4,
+            False,
         )
         clock = lap(g, thread, QKV, clock)
-        cell = place_rows(cell, g, layer)
+        counters = place_rows(counters, g, layer)
         clock = lap(g, thread, PLACE, clock)
-        cell = attention(cell, g, layer, thread)
+        counters = attention(counters, g, layer, thread)
         clock = lap(g, thread, ATTEND, clock)
-        cell = product(cell, g.mixed, mixed_depth * LEFT_BYTES, rows, layer.o, mixed_depth, width, g.x, width * 4, True)
+        counters = product(
+            counters, g.mixed, mixed_depth * LEFT_BYTES, rows, layer.o, mixed_depth, width, g.x, width * 4, True
+        )
         clock = lap(g, thread, O, clock)
-        cell = norm_rows(cell, rows, g.x, width, layer.o_bias, layer.mlp_norm, size, g.eps, g.normed, depth)
+        counters = norm_rows(counters, rows, g.x, width, layer.o_bias, layer.mlp_norm, size, g.eps, g.normed, depth)
         clock = lap(g, thread, NORM, clock)
-        cell = gate_up(
-            cell,
+        counters = gate_up(
+            counters,
             g.normed,
             depth * LEFT_BYTES,
             rows,
@@ -76,47 +89,49 @@ def forward(cell, g, thread):
             g.gate_columns * LEFT_BYTES,
         )
         clock = lap(g, thread, GATE, clock)
-        cell = product(
-            cell, g.gated, g.gate_columns * LEFT_BYTES, rows, layer.down, g.gate_depth, width, g.x, width * 4, True
+        counters = product(
+            counters, g.gated, g.gate_columns * LEFT_BYTES, rows, layer.down, g.gate_depth, width, g.x, width * 4, True
         )
         clock = lap(g, thread, DOWN, clock)
 
 
 @njit(error_model="numpy")
-def logits(cell, g, thread):
+def logits(counters, g, thread):
     """``g.logits`` and ``g.likeliest`` of the hidden states ``g.x``."""
     rows, depth, width = g.rows, g.hidden_depth, g.vocab_columns
     clock = cycles()
-    cell = norm_rows(cell, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
+    counters = norm_rows(counters, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
     clock = lap(g, thread, NORM, clock)
-    cell = product(cell, g.normed, depth * LEFT_BYTES, rows, g.head, depth, width, g.logits, width * 4, False)
+    counters = product(counters, g.normed, depth * LEFT_BYTES, rows, g.head, depth, width, g.logits, width * 4, False)
     clock = lap(g, thread, HEAD, clock)
-    likeliest_rows(cell, rows, g.logits, width, g.vocab_size, g.likeliest)
+    likeliest_rows(counters, rows, g.logits, width, g.vocab_size, g.likeliest)
     lap(g, thread, LIKELIEST, clock)
 
 
 @njit(error_model="numpy")
 def run(g):
     """One thread's part of a task."""
-    thread, cell = claim(g.counters), g.counters + CELL
+    thread, counters = claim(g.counters), g.counters + LINE
     if g.operation == FORWARD:
-        forward(cell, g, thread)
+        forward(counters, g, thread)
     elif g.operation == LOGITS:
-        logits(cell, g, thread)
+        logits(counters, g, thread)
     elif g.operation == PRODUCT or g.operation == PRODUCT_ADD:
         adds, depth, width = g.operation == PRODUCT_ADD, g.hidden_depth, g.vocab_columns
-        product(cell, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, g.logits, width * 4, adds)
+        product(counters, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, g.logits, width * 4, adds)
     elif g.operation == GATE_UP:
         scratch, depth, width = (
             g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4,
             g.hidden_depth,
             g.gate_columns,
         )
-        gate_up(cell, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, scratch, g.gated, width * LEFT_BYTES)
+        gate_up(
+            counters, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, scratch, g.gated, width * LEFT_BYTES
+        )
     elif g.operation == ATTENTION:
-        attention(cell, g, carray(layers_at(g.layers), 1)[0], thread)
+        attention(counters, g, carray(layers_at(g.layers), 1)[0], thread)
     elif g.operation == CONTEND:
-        contend_rows(cell, g)
+        contend_rows(counters, g)
 
 
 def compiled(version: int, say: Callable[[], None]) -> Any:

@@ -19,7 +19,7 @@ NUMBERS = (
     "capacity",  # rows that the buffers have room for
     "num_chunks",
     "chunk_rows",  # queries of a chunk at most
-    "context",  # keys that a chunk may see at most, a multiple of the block size
+    "max_keys",  # keys that a chunk may see at most, a multiple of the block size
     "table_stride",  # of a row of the block tables, in entries
     "hidden_size",
     "hidden_depth",
@@ -64,9 +64,9 @@ ADDRESSES = (
     "counters",  # [cache lines] zeros
     "profile",  # [phases + 1] int64: cycles that the first thread has spent, and its clock when it last looked
     # Of each thread:
-    "scores",  # [chunk_rows, context] float32
-    "weights",  # [chunk_rows, context] left
-    "parts",  # [context] int64
+    "scores",  # [chunk_rows, max_keys] float32
+    "weights",  # [chunk_rows, max_keys] left
+    "parts",  # [max_keys] int64
     "sums",  # [chunk_rows, head_size] float32
     "factors",  # [chunk_rows] float32
     "masked",  # [2, block_size, head_size] bf16

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.layout import CHUNK_ROWS, GATE_ROWS, LEFT, TILE_COLUMNS
-from kernels.cpu.memory import zeros
+from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.task import COUNTERS_BESIDE, COUNTERS_PER_LAYER, LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.team import Team
-
-LINE = 8  # int64s of a cache line
 
 
 class Workspace:
@@ -25,7 +23,7 @@ class Workspace:
         self._task = np.zeros(1, TASK)
         self._held: dict[str, Tensor] = {}
         lines = 1 + COUNTERS_BESIDE + COUNTERS_PER_LAYER * num_layers
-        self._counters = self.room("counters", (lines * LINE,), torch.int64)
+        self._counters = self.room("counters", (lines * LINE // 8,), torch.int64)
         self.profile = self.room("profile", (len(PHASES) + 1,), torch.int64)
 
     def set(self, **values: float) -> None:
@@ -59,13 +57,13 @@ class Workspace:
             self.hold(name, held)
         return held
 
-    def attention_room(self, group: int, context: int, block_size: int, head_size: int) -> None:
+    def attention_room(self, group: int, max_keys: int, block_size: int, head_size: int) -> None:
         """What each thread needs for chunks of sequences of up to so many keys, a multiple of the block size."""
         threads, chunk_rows = self.team.num_threads, tokens_of_chunk(group) * group
-        self.set(chunk_rows=chunk_rows, context=context, block_size=block_size, head_size=head_size)
-        self.room("scores", (threads, chunk_rows, context), torch.float32)
-        self.room("weights", (threads, chunk_rows, context), LEFT)
-        self.room("parts", (threads, context), torch.int64)
+        self.set(chunk_rows=chunk_rows, max_keys=max_keys, block_size=block_size, head_size=head_size)
+        self.room("scores", (threads, chunk_rows, max_keys), torch.float32)
+        self.room("weights", (threads, chunk_rows, max_keys), LEFT)
+        self.room("parts", (threads, max_keys), torch.int64)
         self.room("sums", (threads, chunk_rows, head_size), torch.float32)
         self.room("factors", (threads, chunk_rows), torch.float32)
         self.room("masked", (threads, 2, block_size, head_size), torch.bfloat16)
