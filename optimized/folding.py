@@ -1,8 +1,9 @@
 """Folding: steps in which every running sequence gets its next token and nothing else happens, without making their plans.
 
 What is left of such a step is what it changes: a block for whoever stands at the end of one, taken in the order in which
-the scheduler takes it; the counters; and the time, which is summed up step by step since every pass reads more keys than
-the one before. Only an engine without an observer is folded: there are no events.
+the scheduler takes it, and those that are full, for the prefix cache; the counters; and the time, which is summed up step
+by step since every pass reads more keys than the one before. Only an engine without an observer is folded: there are no
+events.
 """
 
 from __future__ import annotations
@@ -15,28 +16,32 @@ from optimized.scheduler import Scheduler
 from optimized.sequences import LiveSeq
 from optimized.simulated_device import SimulatedDevice
 from optimized.step import Outcome
-from spec.vocabulary import BlockId
+from optimized.waste import slots_of
 
 
 class Folded(NamedTuple):
-    """What a step leaves: the tokens in the cache, and how many the blocks in use may come to hold."""
+    """What a step leaves: the tokens in the cache, how many the blocks in use may come to hold, and the tokens that all
+    sequences see, which are more where some share blocks."""
 
     num_tokens: int
     num_fillable: int
+    num_keys: int
 
 
 def may_fold(scheduler: Scheduler, plan: Plan, outcome: Outcome) -> bool:
-    """Whether steps like this follow the step that has just ended, until a sequence ends or somebody comes. O(1).
+    """Whether steps like this follow the step that has just ended, until a sequence ends or somebody comes.
 
-    Everybody who runs has just got a token, so nobody is left in the middle of a prompt. Who waits was refused in a step
-    like the next ones, and only an end makes room for him.
+    Everybody who runs has just got a token, so nobody is left in the middle of a prompt, and wrote the one before, so nobody
+    has a last block to copy (COW-2). Who waits was refused in a step like the next ones, and only an end makes room for him,
+    or a block that is filled and that he hits in a prefix cache. O(running requests).
     """
-    if scheduler.cache is not None or scheduler.config.window is not None or scheduler.pool.num_shared:
+    num_planned, num_finished = len(plan.seq_ids), len(outcome.finished)
+    if scheduler.config.window is not None or plan.preempted or len(plan.sample_rows) != num_planned:
         return False
-    num_running = len(scheduler.running) + len(outcome.finished)
-    everybody = len(plan.sample_rows) == len(plan.seq_ids) == num_running
-    refused = plan.num_tokens == num_running and not outcome.finished
-    return everybody and not plan.preempted and (refused or not scheduler.waiting)
+    if num_planned != sum([len(request.seqs) for request in scheduler.running]) + num_finished:
+        return False
+    was_refused = scheduler.cache is None and plan.num_tokens == num_planned and not num_finished
+    return was_refused or not scheduler.waiting
 
 
 def folded_steps(scheduler: Scheduler, device: SimulatedDevice, until_s: float) -> Iterator[Folded]:
@@ -49,36 +54,40 @@ def folded_steps(scheduler: Scheduler, device: SimulatedDevice, until_s: float) 
     num_steps = min([seq.max_tokens - len(seq.tokens) for seq in seqs], default=0) - 1
     if num_steps < 1:
         return
-    num_tokens = sum([seq.num_computed for seq in seqs])
-    num_fillable = sum([_fillable(seq, len(seq.table) * size) for seq in seqs])
-    due: dict[int, list[tuple[LiveSeq, list[BlockId]]]] = {}  # who needs a block in which step, by its remainder
+    computed, slots = [seq.num_computed for seq in seqs], slots_of(scheduler)
+    num_tokens, num_fillable, num_keys = slots.tokens, slots.tokens + slots.reserved, sum(computed)
+    due: list[list[LiveSeq]] = [[] for _ in range(size)]  # who needs a block in which step, by its remainder
     for seq in seqs:
-        due.setdefault(-seq.num_computed % size, []).append((seq, []))
+        due[-seq.num_computed % size].append(seq)
     while num_done < num_steps and device.now < until_s:
-        takers = due.get(num_done % size, ())
+        takers = due[num_done % size]
         if len(takers) > pool.num_free:
             break
-        for seq, blocks in takers:
-            end = (len(seq.table) + len(blocks)) * size
-            num_fillable += _fillable(seq, end + size) - _fillable(seq, end)
-            blocks.append(pool.take())
+        for seq in takers:
+            # What it may come to hold; the last token of a sequence is never stored.
+            num_fillable += min(size, seq.max_tokens - 1 - len(seq.table) * size)
+            seq.table += pool.take_many(1)
         num_tokens += num_seqs
-        seconds = device.pass_seconds(num_seqs, num_seqs, num_tokens, num_tokens)
+        num_keys += num_seqs
+        seconds = device.pass_seconds(num_seqs, num_seqs, num_keys, num_keys)
         device.now += seconds
         device.busy_s += seconds
         counters.num_block_steps += pool.num_blocks - pool.num_free
         num_done += 1
-        yield Folded(num_tokens, num_fillable)
-    for takers in due.values():
-        for seq, blocks in takers:
-            seq.table += tuple(blocks)
-            seq.num_computed += num_done
-            seq.tokens += [0] * num_done
+        if scheduler.cache is not None:
+            for seq in due[num_done % size]:
+                _compute(seq, len(seq.table) * size)
+                scheduler.publish(seq, len(seq.table) - 1)
+        yield Folded(num_tokens, num_fillable, num_keys)
+    for seq, before in zip(seqs, computed, strict=True):
+        _compute(seq, before + num_done)
     counters.num_steps += num_done
+    counters.num_spared_block_steps += num_done * pool.num_spared
     counters.num_tokens_computed += num_done * num_seqs
     counters.num_tokens_sampled += num_done * num_seqs
 
 
-def _fillable(seq: LiveSeq, end: int) -> int:
-    """How many tokens its blocks, which end there, may come to hold; the last token of a sequence is never stored."""
-    return min(end, seq.max_tokens - 1)
+def _compute(seq: LiveSeq, num_tokens: int) -> None:
+    """So many of its tokens are computed, and one more is drawn."""
+    seq.tokens += [0] * (num_tokens - seq.num_computed)
+    seq.num_computed = num_tokens

@@ -144,11 +144,11 @@ class Deployment:
         """Serve a workload to its end."""
         return simulate(arrivals, self.replica(counted))
 
-    def replica(self, counted: Counted = lambda now, waits: True) -> Replica:
+    def replica(self, counted: Counted = lambda now, waits: True, folds: bool = True) -> Replica:
         """An engine on these cards, at time 0 and with nothing to do."""
         device = SimulatedDevice(self.cost, self.rates, self.engine_block_size)
         gate = Gate(self.allocation, self.num_slots, self.in_batches)
-        return Replica(self.config, device, gate, self.num_samples, counted)
+        return Replica(self.config, device, gate, self.num_samples, counted, folds)
 
     def saturation_rate(self, traffic: PoissonTraffic, seed: int = 0) -> float:
         """How many requests a second the engine finishes when there is always another one waiting.

@@ -15,6 +15,7 @@ from optimized.device import Branches, Failure, Sampled
 from optimized.placement import longest_hit, must_copy, num_blocks_to_place, num_passed_blocks
 from optimized.plan import BlockCopy, Plan, Swap, batch_of, computed_by, live_part
 from optimized.pool import blocks_needed
+from optimized.prefix_cache import PrefixCache
 from optimized.roster import Roster
 from optimized.sequences import LiveRequest, LiveSeq
 from optimized.step import Outcome, StepInFlight
@@ -333,16 +334,22 @@ class Scheduler(Roster):
                 filled.append((seq, (computed - count) // block_size))
         if self.cache is not None:
             for seq, first in filled:
-                dropped, stop = seq.num_dropped_blocks, seq.num_computed // block_size
-                # Without its parent nobody would find a block, and it may be gone since: a block with the same key held it.
-                while first > dropped and self.cache.is_lost(seq.chain, first - 1):
-                    first -= 1
-                published = self.cache.publish(
-                    seq.chain, seq.tokens, first, seq.table[first - dropped : stop - dropped]
-                )
-                if self._emit is not None:
-                    for index in published:
-                        self._emit(Publish(seq.seq_id, index))
+                self.publish(seq, first)
+
+    def publish(self, seq: LiveSeq, first: int) -> None:
+        """The full blocks of a sequence from ``first`` on go into the prefix cache, which there must be."""
+        cache, dropped, stop = (
+            cast(PrefixCache, self.cache),
+            seq.num_dropped_blocks,
+            seq.num_computed // self.config.block_size,
+        )
+        # Without its parent nobody would find a block, and it may be gone since: a block with the same key held it.
+        while first > dropped and cache.is_lost(seq.chain, first - 1):
+            first -= 1
+        published = cache.publish(seq.chain, seq.tokens, first, seq.table[first - dropped : stop - dropped])
+        if self._emit is not None:
+            for index in published:
+                self._emit(Publish(seq.seq_id, index))
 
     def _slide(self, step: StepInFlight, window: int) -> None:
         """The blocks that no later token sees leave their tables, the last one first (TABLE-11).

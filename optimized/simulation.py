@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from optimized.contiguous import Allocation, BuddyAllocator, reserved_slots
 from optimized.engine import EngineCore
-from optimized.folding import folded_steps, may_fold
+from optimized.folding import Folded, folded_steps, may_fold
 from optimized.pool import blocks_needed
 from optimized.simulated_device import SimulatedDevice
 from optimized.step import Outcome
@@ -115,10 +115,11 @@ class PagedMemory:
     def slots(self) -> Slots:
         return slots_of(self.core.scheduler)
 
-    def slots_with(self, num_tokens: int, num_fillable: int) -> Slots:
-        """The same while nobody shares a block, from the tokens in use and those that blocks in use may come to hold."""
+    def slots_after(self, folded: Folded) -> Slots:
+        """The same from what a folded step left."""
         pool, size = self.core.scheduler.pool, self.core.config.block_size
         external, total = pool.num_free * size, pool.num_blocks * size
+        num_tokens, num_fillable, _ = folded
         return Slots(num_tokens, num_fillable - num_tokens, total - external - num_fillable, external)
 
 
@@ -148,12 +149,13 @@ class ContiguousMemory:
         self._needed -= self._lengths.pop(request_id)
 
     def slots(self) -> Slots:
-        return self.slots_with(
-            sum([seq.num_computed for request in self.core.scheduler.running for seq in request.seqs])
-        )
+        return self._slots(sum([seq.num_computed for request in self.core.scheduler.running for seq in request.seqs]))
 
-    def slots_with(self, num_tokens: int, _: int = 0) -> Slots:
-        """The same, from the tokens in use."""
+    def slots_after(self, folded: Folded) -> Slots:
+        """The same from what a folded step left."""
+        return self._slots(folded.num_keys)
+
+    def _slots(self, num_tokens: int) -> Slots:
         reserved, needed = self.memory.num_reserved, min(self._needed, self.memory.num_reserved)
         return Slots(num_tokens, needed - num_tokens, reserved - needed, self.memory.num_slots - reserved)
 
@@ -201,7 +203,7 @@ class Replica:
         )
         self._door = _Door(self.core, self._memory, gate.in_batches, num_samples)
         self._counted = counted
-        self._folds = folds and num_samples == 1
+        self._folds = folds
         self._num_ended = 0
         self._last_end = -math.inf, 0  # of a step in which requests ended: when, and how many
         self._shortest_pass_s = device.pass_seconds(0, 0, 0, 0)
@@ -260,9 +262,9 @@ class Replica:
         device, door, num_running, before = self.device, self._door, len(self.core.scheduler.running), self.device.now
         waits = door.somebody_waits
         stop_s = until_s if door.is_stuck else min(until_s, door.next_at_s)
-        for num_tokens, num_fillable in folded_steps(self.core.scheduler, device, stop_s):
+        for folded in folded_steps(self.core.scheduler, device, stop_s):
             if self._counted(device.now, waits):
-                self.run.note(self._memory.slots_with(num_tokens, num_fillable), num_running, device.now - before)
+                self.run.note(self._memory.slots_after(folded), num_running, device.now - before)
             before = device.now
 
     def result(self) -> Run:

@@ -1,17 +1,18 @@
 """What the planner said, as it was recorded: ``.. capacity-picture:: NAME`` and ``.. capacity-table:: FIGURE``.
 
-To record it again, all of it or what is named, which takes minutes:
+To record it again, the three presets or what is named, which takes minutes:
 
     python docs/_ext/capacity.py [workshop] [paper] [baselines] [coarse]
     python docs/_ext/capacity.py speed fleet prediction    # on a quiet machine: these measure time
 """
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 
 from recording import ROOT, made_by
 
@@ -71,8 +72,9 @@ def fleet() -> tuple[str, dict]:
 
     rate = FLEET_RATE * FLEET_REPLICAS
     load = replace(traffic(rate), duration_s=1.01 * FLEET_REQUESTS / rate)
-    arrivals, begin = load.arrivals(0)[:FLEET_REQUESTS], process_time()
-    run = Fleet(deployment(Allocation.PAGED), FLEET_REPLICAS, Router.LEAST_LOADED).run(arrivals)
+    begin, begin_s = process_time(), perf_counter()
+    arrivals = load.arrivals(0)[:FLEET_REQUESTS]
+    run = Fleet(deployment(Allocation.PAGED), FLEET_REPLICAS, Router.LEAST_LOADED).run(arrivals, say_now_and_then)
     return "python docs/_ext/capacity.py fleet", {
         "requests": len(run.served),
         "replicas": FLEET_REPLICAS,
@@ -80,7 +82,14 @@ def fleet() -> tuple[str, dict]:
         "simulated_s": run.end_s,
         "steps": run.num_steps,
         "processor_s": process_time() - begin,
+        "wall_s": perf_counter() - begin_s,
     }
+
+
+def say_now_and_then(far: str) -> None:
+    """How far it is, for whoever watches: every ten thousandth request, and each replica at the end."""
+    if "request" not in far or far.partition(" of ")[0].endswith("0,000"):
+        print(far, file=sys.stderr, flush=True)
 
 
 def prediction() -> tuple[str, dict]:
@@ -207,7 +216,12 @@ def speed_rows(facts: dict) -> list[list[str]]:
 
 def fleet_rows(facts: dict) -> list[list[str]]:
     return [
-        [f"{facts['requests']:,}", f"{facts['replicas']}", f"{facts['simulated_s']:.0f}", f"{facts['processor_s']:.0f}"]
+        [
+            f"{facts['requests']:,}",
+            f"{facts['replicas']}",
+            f"{facts['simulated_s']:.0f}",
+            *(f"{facts[name]:.0f}" if name in facts else "" for name in ("wall_s", "processor_s")),
+        ]
     ]
 
 
@@ -220,7 +234,7 @@ TABLES = {
     "prediction": ("prediction", ["requests", "", "measured", "predicted", "error"], prediction_rows),
     "coarse": ("coarse", ["", "exact", "coarse", "error"], coarse_rows),
     "speed": ("speed", ["", "simulated seconds", "processor seconds", "simulated seconds a second"], speed_rows),
-    "fleet": ("fleet", ["requests", "replicas", "simulated seconds", "processor seconds"], fleet_rows),
+    "fleet": ("fleet", ["requests", "replicas", "simulated seconds", "took, seconds", "of a processor"], fleet_rows),
 }
 
 
@@ -275,5 +289,17 @@ def setup(app) -> dict[str, bool]:
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Record again what the planner says, into docs/capacity.json.")
+    names = [*COMMANDS, *MEASUREMENTS]
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; the presets if none is given"
+    )
+    asked = parser.parse_args().names
+    if unknown := [name for name in asked if name not in names]:
+        parser.error(f"there is no {unknown[0]}: it must be one of {', '.join(names)}")
+    record(asked or list(PRESETS))
+
+
 if __name__ == "__main__":
-    record(sys.argv[1:] or list(PRESETS))
+    main()

@@ -74,6 +74,14 @@ def test_a_fleet_of_one_is_its_deployment() -> None:
     assert (whole.end_s, whole.shares, whole.num_steps) == (alone.end_s, alone.shares, alone.num_steps)
 
 
+def test_a_fleet_whose_steps_are_folded_is_the_one_whose_steps_are_not() -> None:
+    """To the last bit, although the router looks at replicas in the middle of what is folded."""
+    arrivals = LOAD.arrivals(3)
+    plain = [HERE.replica(folds=False) for _ in range(4)]
+    one_by_one = together(route(arrivals, plain, Router.LEAST_LOADED))
+    assert Fleet(HERE, 4).run(arrivals) == one_by_one == Fleet(HERE, 4).run(arrivals)
+
+
 def test_what_replicas_saw_adds_up() -> None:
     runs = [HERE.run(LOAD.arrivals(seed)) for seed in (0, 1)]
     whole = together(runs)

@@ -22,7 +22,7 @@ from optimized.planner import Deployment, Objective, largest_rate, percentile
 from optimized.simulated_device import ModelCost, Rates, SimulatedDevice
 from optimized.simulation import Gate, Replica, simulate
 from optimized.waste import slots_of
-from optimized.workload import Arrival, Lengths, PoissonTraffic, read_arrivals
+from optimized.workload import Arrival, Lengths, PoissonTraffic, fitted, read_arrivals
 from optimized.workshop import NAMES, OUTPUT, PROMPT, charts, deployment, traffic
 from spec.vocabulary import Config, InvalidConfig, Recovery, Request
 
@@ -150,17 +150,23 @@ def test_cards_that_share_a_model_compute_faster_and_pay_for_their_sums() -> Non
 
 
 @given(
-    lengths=st.lists(st.tuples(st.floats(0.0, 0.02), st.integers(1, 20), st.integers(1, 40)), min_size=1, max_size=12),
-    num_blocks=st.integers(16, 40),
+    lengths=st.lists(
+        st.tuples(st.floats(0.0, 0.02), st.integers(1, 20), st.integers(1, 40), st.integers(0, 20)),
+        min_size=1,
+        max_size=12,
+    ),
+    num_blocks=st.integers(32, 60),
     block_size=st.integers(4, 8),
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(2, 24),
     recovery=st.sampled_from(Recovery),
     gate=st.sampled_from([Gate(), Gate(in_batches=True), Gate(Allocation.ORACLE, 64), Gate(Allocation.POW2, 100)]),
     pauses=st.lists(st.floats(0.0, 0.05), max_size=3),
+    prefix_cache=st.booleans(),
+    num_samples=st.integers(1, 2),
 )
 def test_folded_steps_leave_what_the_same_steps_one_by_one_leave(
-    lengths: list[tuple[float, int, int]],
+    lengths: list[tuple[float, int, int, int]],
     num_blocks: int,
     block_size: int,
     max_num_seqs: int,
@@ -168,22 +174,24 @@ def test_folded_steps_leave_what_the_same_steps_one_by_one_leave(
     recovery: Recovery,
     gate: Gate,
     pauses: list[float],
+    prefix_cache: bool,
+    num_samples: int,
 ) -> None:
-    """To the last bit: times, shares, counters, and which block is free in which place."""
+    """To the last bit: times, shares, counters, which block is free in which place, and what the prefix cache holds."""
+    num_samples = 1 if gate.num_slots else num_samples
     config = Config(
         num_blocks=num_blocks + (64 if gate.num_slots else 0),
         block_size=block_size,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=max(max_num_seqs, num_samples),
         max_num_batched_tokens=budget,
         max_model_len=64,
         num_host_blocks=8,
         recovery=recovery,
+        prefix_cache=prefix_cache,
     )
-    arrivals = sorted(Arrival(*each) for each in lengths)
+    arrivals = sorted(fitted(Arrival(*each), 64) for each in lengths)
     replicas = [
-        Replica(
-            config, SimulatedDevice(SMALL, RATES, block_size), gate, counted=lambda _, waits: not waits, folds=folds
-        )
+        Replica(config, SimulatedDevice(SMALL, RATES, block_size), gate, num_samples, lambda _, waits: not waits, folds)
         for folds in (False, True)
     ]
     for until_s in (*sorted(pauses), math.inf):
