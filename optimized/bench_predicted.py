@@ -1,7 +1,9 @@
 """The planner held against this machine: a workload served by the engine on a real device, and what a simulated one foresaw.
 
-The simulated device knows four numbers of the real one, fitted on a handful of steps that are measured before: what a
-step costs at all, for each token, for each sample, and for each pair of a query and a key.
+The simulated device knows a few numbers of the real one, fitted on a handful of steps that are measured before: what a
+step costs at all, for each token (the first few, some more, and the others: a product of few rows is bound by memory or
+takes another way), for each sample, for each pair of a query and a key, and for each key that is read. The last two differ:
+a prompt multiplies a key that it has read with many queries, the next token with one.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from optimized.simulation import Replica, simulate
 from optimized.workload import Arrival
 from spec.vocabulary import Config, InvalidConfig, Request
 
-GROUPS = ((1, 32), (1, 256), (4, 64), (8, 128), (16, 32), (32, 48), (64, 16))
+GROUPS = ((1, 32), (1, 256), (4, 64), (8, 128), (16, 32), (32, 64), (64, 16), (16, 192), (64, 96))
 """What is measured before: so many requests at once, with prompts of so many tokens. Each step of theirs is one measurement."""
-GROUP_OUTPUT, GROUP_ROUNDS = 4, 3
+GROUP_STEPS, GROUP_ROUNDS = 4, 3
+"""All requests of a group still run for so many steps together after the last one has got its first token."""
+KNOTS = (8, 32)
+"""Where a token in a step begins to cost something else."""
 Say = Callable[[str], None]
 
 
@@ -40,7 +45,26 @@ class Measured:
     num_tokens: int
     num_samples: int
     num_pairs: int
+    num_keys: int
     seconds: float
+
+    @property
+    def work(self) -> tuple[int, ...]:
+        """What each cost is multiplied with, in the order of ``Fit.costs``."""
+        return work_of(self.num_tokens, self.num_samples, self.num_pairs, self.num_keys)
+
+
+def work_of(num_tokens: int, num_samples: int, num_pairs: int, num_keys: int) -> tuple[int, ...]:
+    """A step, its tokens in the parts that the knots make, samples, pairs and keys.
+
+    >>> work_of(num_tokens=40, num_samples=2, num_pairs=90, num_keys=50)
+    (1, 8, 24, 8, 2, 90, 50)
+    """
+    parts, begin = list[int](), 0
+    for knot in KNOTS:
+        parts.append(min(max(0, num_tokens - begin), knot - begin))
+        begin = knot
+    return (1, *parts, max(0, num_tokens - begin), num_samples, num_pairs, num_keys)
 
 
 class TimedCore(TorchCore):
@@ -58,26 +82,24 @@ class TimedCore(TorchCore):
         outcome = self.step()
         seconds = time.perf_counter() - before
         plan = self.last_plan
-        return Measured(plan.num_tokens, len(plan.sample_rows), num_pairs_of(plan), seconds), list(outcome.seq_ids)
+        measured = Measured(plan.num_tokens, len(plan.sample_rows), num_pairs_of(plan), sum(plan.seq_lens), seconds)
+        return measured, list(outcome.seq_ids)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds for a step, a token, a sample and a pair; ``median_error`` is that of the steps it was fitted on."""
+    """Seconds for each part of the work of a step; ``median_error`` is that of the steps it was fitted on."""
 
-    step_s: float
-    token_s: float
-    sample_s: float
-    pair_s: float
+    costs: tuple[float, ...]
     num_steps: int
     median_error: float
 
     @staticmethod
     def of(steps: Sequence[Measured]) -> Fit:
         """Least squares of the relative errors; no cost is below 0, since waiting is all that a device can do for nothing."""
-        work = np.array([[1, each.num_tokens, each.num_samples, each.num_pairs] for each in steps], dtype=float)
+        work = np.array([each.work for each in steps], dtype=float)
         seconds = np.array([each.seconds for each in steps])
-        scaled, costs, kept = work / seconds[:, None], np.zeros(4), [0, 1, 2, 3]
+        scaled, costs, kept = work / seconds[:, None], np.zeros(work.shape[1]), list(range(work.shape[1]))
         while kept:
             found = np.linalg.lstsq(scaled[:, kept], np.ones(len(steps)), rcond=None)[0]
             if (found >= 0.0).all():
@@ -85,31 +107,73 @@ class Fit:
                 break
             kept.pop(int(found.argmin()))
         errors = np.abs(work @ costs / seconds - 1.0)
-        step_s, token_s, sample_s, pair_s = costs.tolist()
-        return Fit(step_s, token_s, sample_s, pair_s, len(steps), float(np.median(errors)))
+        return Fit(tuple(costs.tolist()), len(steps), float(np.median(errors)))
 
-    def device(self, block_size: int) -> SimulatedDevice:
-        """Its unit of work is a second, so that it does one a second, and memory is part of what tokens and pairs cost."""
-        cost = ModelCost("fitted", 0.0, 0, self.token_s, self.sample_s, self.pair_s, 0.0, 0.0, 1)
-        return SimulatedDevice(cost, Rates(1.0, math.inf, self.step_s, math.inf), block_size)
+    @property
+    def facts(self) -> Facts:
+        """The costs by name, in milliseconds."""
+        milliseconds = [1e3 * cost for cost in self.costs]
+        step, *tokens, sample, pair, key = milliseconds
+        bounds = (0, *KNOTS)
+        return {
+            "steps": self.num_steps,
+            "ms_per_step": step,
+            **{f"ms_per_token_after_{bound}": each for bound, each in zip(bounds, tokens, strict=True)},
+            "ms_per_sample": sample,
+            "ms_per_thousand_pairs": 1e3 * pair,
+            "ms_per_thousand_keys": 1e3 * key,
+            "median_error": self.median_error,
+        }
+
+
+class FittedDevice(SimulatedDevice):
+    """A device whose passes take what a fit says."""
+
+    def __init__(self, fit: Fit, block_size: int) -> None:
+        nothing = ModelCost("fitted", 0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
+        super().__init__(nothing, Rates(1.0, math.inf, 0.0, math.inf), block_size)
+        self.fit = fit
+
+    def pass_seconds(
+        self,
+        num_tokens: int,
+        num_samples: int,
+        num_pairs: int,
+        num_keys: int,
+        num_copied: int = 0,
+        num_swapped: int = 0,
+    ) -> float:
+        """What is predicted has neither copies nor swaps."""
+        work = work_of(num_tokens, num_samples, num_pairs, num_keys)
+        return sum([cost * count for cost, count in zip(self.fit.costs, work, strict=True)])
 
 
 def calibrate(core: TimedCore, vocab_size: int, say: Say = lambda _: None) -> Fit:
     """Measure the steps of the groups, three times each after one round that does not count, and fit what they take in the median."""
     random, steps, first_id = np.random.default_rng(0), list[Measured](), 0
-    longest = core.config.max_model_len - GROUP_OUTPUT
     for number, (count, length) in enumerate(GROUPS):
         say(f"group {number + 1} of {len(GROUPS)}")
         rounds = []
         for _ in range(1 + GROUP_ROUNDS):
-            for request_id in range(first_id, first_id + min(count, core.config.max_num_seqs)):
-                prompt = random.integers(vocab_size, size=min(length, longest)).tolist()
-                _add(core, Task(prompt, GROUP_OUTPUT), request_id)
-            first_id += count
+            for task in group(core.config, vocab_size, random, count, length):
+                _add(core, task, first_id)
+                first_id += 1
             rounds.append(list(_steps(core)))
         for same in zip(*rounds[1:], strict=True):
             steps.append(replace(same[0], seconds=statistics.median([each.seconds for each in same])))
     return Fit.of(steps)
+
+
+def group(config: Config, vocab_size: int, random: np.random.Generator, count: int, length: int) -> list[Task]:
+    """Prompts of one length, as far as the engine takes them; who is served first gets the longest answer, so that in the
+    end all of them run at once."""
+    count, budget = min(count, config.max_num_seqs), config.max_num_batched_tokens
+    tasks = []
+    for number in range(count):
+        steps = GROUP_STEPS + (count - 1 - number) * length // budget
+        prompt = random.integers(vocab_size, size=max(1, min(length, config.max_model_len - steps)))
+        tasks.append(Task(prompt.tolist(), min(steps, config.max_model_len - len(prompt))))
+    return tasks
 
 
 def _steps(core: TimedCore) -> Iterator[Measured]:
@@ -137,7 +201,7 @@ def serve(core: TimedCore, tasks: Sequence[Task], first_id: int) -> tuple[float,
 
 def foresee(config: Config, tasks: Sequence[Task], fit: Fit) -> tuple[float, list[float]]:
     """The same from the simulated device, under the same limits."""
-    replica = Replica(config, fit.device(config.block_size))
+    replica = Replica(config, FittedDevice(fit, config.block_size))
     arrivals = [Arrival(task.arrival_s, len(task.prompt_token_ids), task.max_tokens) for task in tasks]
     run = simulate(arrivals, replica)
     return run.end_s, [each.first_token_s for each in run.served]
@@ -175,14 +239,7 @@ def bench_predicted(
         "requests": len(tasks),
         "tokens_out": sum(task.max_tokens for task in tasks),
         "rounds": rounds,
-        "fit": {
-            "steps": fit.num_steps,
-            "ms_per_step": 1e3 * fit.step_s,
-            "ms_per_token": 1e3 * fit.token_s,
-            "ms_per_sample": 1e3 * fit.sample_s,
-            "ms_per_thousand_pairs": 1e6 * fit.pair_s,
-            "median_error": fit.median_error,
-        },
+        "fit": fit.facts,
         "runs": runs,
         "neighbours": neighbours,
         "quiet": None if neighbours is None else neighbours <= MOST_BUSY,

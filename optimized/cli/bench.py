@@ -185,10 +185,12 @@ def predicted(
         print_json(facts | {"workload": workload.stem})
         return
     fit = facts["fit"]
-    typer.echo(
-        f"a step {fit['ms_per_step']:.2f} ms, a token {fit['ms_per_token']:.3f} ms, a sample {fit['ms_per_sample']:.3f} ms, "
-        f"a thousand pairs {fit['ms_per_thousand_pairs']:.3f} ms; median error {fit['median_error']:.1%} of {fit['steps']} steps"
+    costs = ", ".join(
+        f"a {name.removeprefix('ms_per_').replace('_', ' ')} {value:.3f} ms"
+        for name, value in fit.items()
+        if "ms_" in name
     )
+    typer.echo(f"{costs}; median error {fit['median_error']:.1%} of {fit['steps']} steps")
     typer.echo(f"{'':<40} {'measured':>10} {'predicted':>10} {'error':>8}")
     for name, run in facts["runs"].items():
         for what, each in run.items():

@@ -13,6 +13,7 @@ from optimized.cli.printing import JsonOption, print_json, with_bar, with_status
 
 @plain_errors
 def plan(
+    context: typer.Context,
     preset: Annotated[
         str | None, typer.Option(help="workshop, paper or baselines: known set-ups with known numbers.")
     ] = None,
@@ -74,6 +75,7 @@ def plan(
     if plot is not None:
         _check_plot(plot)
     if preset is not None:
+        _refuse_beside_a_preset(context)
         _preset(preset, seeds, plot, as_json)
         return
     from optimized.question import Question, Sweep
@@ -128,6 +130,16 @@ def _check_plot(path: Path) -> None:
         raise InvalidConfig("plot", str(path), "a file that ends in .svg or .html")
     if not path.parent.is_dir():
         raise InvalidConfig("plot", str(path), "a file in a folder that exists")
+
+
+def _refuse_beside_a_preset(context: typer.Context) -> None:
+    """A preset would leave what else is asked unheard."""
+    from spec.vocabulary import InvalidConfig
+
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("preset", "seeds", "plot", "as_json"):
+            raise InvalidConfig(name, value, "left out with --preset")
 
 
 def _draw(path: Path, charts: Any, title: str) -> None:

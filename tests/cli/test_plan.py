@@ -89,6 +89,8 @@ def test_a_sweep_of_names_is_a_page_that_asks_nobody(run: Run, tmp_path: Path) -
         (("--plot", "x.png", "--sweep", "rate=1:2"), "plot is 'x.png', it must be a file that ends in .svg"),
         (("--plot", "nowhere/x.svg", "--sweep", "rate=1:2"), "plot is 'nowhere/x.svg', it must be a file in a folder"),
         (("--seeds", "0"), "seeds is 0, it must be from 1 to 1000"),
+        (("--preset", "workshop", "--rate", "30"), "rate is 30.0, it must be left out with --preset"),
+        (("--sweep", "rate=1:2", "--preset", "paper"), "sweep is 'rate=1:2', it must be left out with --preset"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(run: Run, arguments: tuple[str, ...], sentence: str) -> None:
