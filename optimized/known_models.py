@@ -32,7 +32,7 @@ def cost_of(model: str) -> ModelCost:
     if model.lower() in SHAPES:
         return ModelCost.of(SHAPES[model.lower()], model.lower())
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
-    if not path.is_file():
+    if not model or not path.is_file():
         raise InvalidConfig("model", model, f"one of {', '.join(SHAPES)}, or a config.json")
     from optimized.hf_checkpoint import MAX_CONFIG_BYTES, parse_config, read_json
 

@@ -19,6 +19,8 @@ from spec.vocabulary import Config, InvalidConfig, Recovery
 
 LEAST_REQUESTS = 50
 """So many come on average, at the least, where it is measured whether an objective holds."""
+LEAST_EFFICIENCY, MAX_OVERHEAD_S = 0.001, 60.0
+"""No card is beyond these, and far beyond them a clock no longer moves by a step."""
 SATURATING_REQUESTS, SATURATING_ROUNDS = 600, 5
 """How many requests wait at once when the saturation rate is measured: so many at least, and so many times as fit."""
 
@@ -51,14 +53,16 @@ class Deployment:
     def __post_init__(self) -> None:
         if not 1 <= self.tensor_parallel_size <= 1024:
             raise InvalidConfig("tensor_parallel_size", self.tensor_parallel_size, "from 1 to 1024")
-        for name in ("compute_efficiency", "bandwidth_efficiency", "gpu_memory_utilization"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise InvalidConfig(name, getattr(self, name), "more than 0 and at most 1")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidConfig("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0 and at most 1")
+        for name in ("compute_efficiency", "bandwidth_efficiency"):
+            if not LEAST_EFFICIENCY <= getattr(self, name) <= 1.0:
+                raise InvalidConfig(name, getattr(self, name), f"from {LEAST_EFFICIENCY} to 1")
         for name in ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if not 1 <= getattr(self, name) <= MAX_LEN:
                 raise InvalidConfig(name, getattr(self, name), f"from 1 to {MAX_LEN}")
-        if not 0.0 <= self.overhead_s < math.inf:
-            raise InvalidConfig("overhead", self.overhead_s, "a number of seconds, at least 0")
+        if not 0.0 <= self.overhead_s <= MAX_OVERHEAD_S:
+            raise InvalidConfig("overhead", self.overhead_s, f"from 0 to {MAX_OVERHEAD_S:g} s")
         if not 1 <= self.num_samples <= self.max_num_seqs:
             raise InvalidConfig("n", self.num_samples, f"from 1 to max_num_seqs ({self.max_num_seqs})")
         if self.num_samples > 1 and self.allocation in (Allocation.POW2, Allocation.ORACLE):
@@ -219,10 +223,11 @@ class Objective:
         given: dict[str, float] = {}
         for part in text.split(","):
             name, _, number = part.partition("=")
+            name = name.strip()
             try:
-                given[name.strip()] = float(number)
+                given[name] = math.nan if name in given else float(number)
             except ValueError:
-                given[name.strip()] = math.nan
+                given[name] = math.nan
         if not given.keys() <= {"ttft", "tpot", "normalized"} or not all(value > 0.0 for value in given.values()):
             raise InvalidConfig("slo", text, "ttft=SECONDS, tpot=SECONDS, normalized=SECONDS, or several with commas")
         return Objective(**{f"{name}_s": value for name, value in given.items()})

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_LEN = 1 << 24
 MAX_ARRIVALS = 10_000_000
+MAX_ARRIVAL_S = 1e8
+"""Three years: on a clock that shows more, a step of a microsecond is lost in rounding."""
 
 
 class Arrival(NamedTuple):
@@ -148,8 +150,8 @@ def _object(where: str, line: str) -> dict[str, Any]:
 def arrival_s_of(where: str, values: Mapping[str, Any]) -> float:
     """When the request of a line arrives, at once unless it says otherwise. Raises ``InvalidConfig``."""
     at_s = values.get("arrival_s", 0.0)
-    if isinstance(at_s, bool) or not isinstance(at_s, int | float) or not 0.0 <= at_s < math.inf:
-        raise InvalidConfig(f"arrival_s in {where}", at_s, "a number of seconds, at least 0")
+    if isinstance(at_s, bool) or not isinstance(at_s, int | float) or not 0.0 <= at_s <= MAX_ARRIVAL_S:
+        raise InvalidConfig(f"arrival_s in {where}", at_s, f"a number of seconds from 0 to {MAX_ARRIVAL_S:,.0f}")
     return float(at_s)
 
 
