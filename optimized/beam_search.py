@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from optimized.device import Branches, Failure, Sampled
+from optimized.outputs import CompletionOutput, RequestOutput
 from optimized.pool import blocks_needed
 from optimized.sampling import BadLogits, SamplingParams, demand_integer, demand_number, log_softmax
 from spec.engine import InvalidField
-from spec.vocabulary import Request, RequestId, SeqId, Token
+from spec.vocabulary import FinishReason, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     from optimized.model_core import ModelCore
+    from optimized.tokenizer import Tokenizer
 
 MAX_BEAMS = 64
 
@@ -96,6 +98,21 @@ class BeamSearch:
     def results(self) -> list[Hypothesis]:
         """The best hypotheses, at most ``beam_width``, the best first."""
         return sorted(self._hypotheses, key=self._score, reverse=True)[: self.params.beam_width]
+
+    def output(
+        self, name: str, prompt: str | None, token_ids: list[Token], tokenizer: Tokenizer | None
+    ) -> RequestOutput:
+        """What was found, in the shape of any other answer."""
+        outputs = []
+        for index, answer in enumerate(self.results()):
+            shown = list(answer.token_ids[:-1] if answer.is_ended else answer.token_ids)
+            text = "" if tokenizer is None else tokenizer.decode(shown)
+            reason = (FinishReason.STOP if answer.is_ended else FinishReason.LENGTH).value
+            found = CompletionOutput(index, text, list(answer.token_ids), reason)
+            outputs.append(replace(found, cumulative_logprob=answer.log_probability))
+        if self.failure is not None:
+            outputs = [CompletionOutput(0, "", [], "error", self.failure)]
+        return RequestOutput(name, prompt, token_ids, outputs, finished=True)
 
     def choose(self, logits: Mapping[SeqId, npt.NDArray[np.float32]]) -> dict[SeqId, Sampled]:
         """How each beam goes on, given its logits ``[vocab_size]``: every live beam is there, or at first every sequence.

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.grammar import Barred, Grammar, Grammars
 from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
-from optimized.outputs import CompletionOutput, OpenOutput, OpenRequest, OutputText, RequestOutput
+from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput
 from optimized.progress import progress_bar
 from optimized.prompts import Conversation, Prompt, checked_ids, conversations_of, params_for, prompts_of
-from optimized.sampling import Logprob, SamplingParams, derived_seed
+from optimized.sampling import Logprob, SamplingParams, demand_text, derived_seed
 from optimized.snapshot import Look
 from optimized.waste import Slots
 from spec.engine import InvalidField, InvalidRequest
-from spec.vocabulary import Config, FinishReason, Policy, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, FinishReason, InvalidConfig, Policy, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from optimized.beam_search import BeamSearch, BeamSearchParams
+    from optimized.beam_search import BeamSearchParams
 
 Made: TypeAlias = tuple[Request, OpenRequest, SamplingParams, Barred]
 """A request as the engine sees it, as its caller sees it, how it is sampled, and what may not come."""
@@ -54,6 +54,8 @@ class LLM:
         preemption_mode: str = "auto",
         swap_space: float | None = None,
         scheduling_policy: str = "fcfs",
+        admission_rule: str = "prompt",
+        watermark_blocks: int = 0,
         seed: int = 0,
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
@@ -74,12 +76,16 @@ class LLM:
             preemption_mode=preemption_mode,
             swap_space=swap_space,
             scheduling_policy=scheduling_policy,
+            admission_rule=admission_rule,
+            watermark_blocks=watermark_blocks,
             seed=seed,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             device=device,
             threads=threads,
         )
+        if not isinstance(model, str | os.PathLike | Checkpoint | None):
+            raise InvalidConfig("model", model, "a file, a folder, a checkpoint, or None")
         path = Path(model) if isinstance(model, str | os.PathLike) else None
         self.checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(path)
         self.seed = seed
@@ -160,7 +166,7 @@ class LLM:
             ends = self.checkpoint.config.eos_token_ids
             found = searches.run([ids for _, ids in read], first, ends, bar.update)
         return [
-            self._found(str(first + index), *prompt, search)
+            search.output(str(first + index), *prompt, self.checkpoint.tokenizer)
             for index, (prompt, search) in enumerate(zip(read, found, strict=True))
         ]
 
@@ -174,26 +180,6 @@ class LLM:
     def _next_seq_id(self) -> SeqId:
         self._num_seqs += 1
         return self._num_seqs - 1
-
-    def _found(self, name: str, prompt: str | None, token_ids: list[Token], search: BeamSearch) -> RequestOutput:
-        """What a search found, in the shape of any other answer."""
-        tokenizer, outputs = self.checkpoint.tokenizer, []
-        for index, answer in enumerate(search.results()):
-            shown = list(answer.token_ids[:-1] if answer.is_ended else answer.token_ids)
-            text = "" if tokenizer is None else tokenizer.decode(shown)
-            reason = FinishReason.STOP if answer.is_ended else FinishReason.LENGTH
-            outputs.append(
-                CompletionOutput(
-                    index,
-                    text,
-                    list(answer.token_ids),
-                    reason.value,
-                    cumulative_logprob=answer.log_probability,
-                )
-            )
-        if search.failure is not None:
-            outputs = [CompletionOutput(0, "", [], "error", search.failure)]
-        return RequestOutput(name, prompt, token_ids, outputs, finished=True)
 
     def chat_prompt(
         self, messages: Conversation, add_generation_prompt: bool = True, tools: Conversation | None = None
@@ -228,8 +214,7 @@ class LLM:
         """
         if not isinstance(request_id, str) or request_id in self._names:
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
-        if not isinstance(cache_salt, str):
-            raise InvalidField("cache_salt", cache_salt, "a text")
+        demand_text("cache_salt", cache_salt)
         params = sampling_params or SamplingParams()
         made = self._make(request_id, *self._read(prompt), params, priority=priority, cache_salt=cache_salt)
         self._core.check(made[0], made[2])

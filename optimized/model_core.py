@@ -18,7 +18,7 @@ from optimized.snapshot import Look, look_at
 from optimized.step import Outcome
 from optimized.waste import Slots, slots_of
 from spec.engine import Observer
-from spec.vocabulary import Config, InvalidConfig, Policy, Recovery, Request, RequestId, SeqId, Token
+from spec.vocabulary import AdmissionRule, Config, InvalidConfig, Policy, Recovery, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,7 @@ KV_CACHE_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULING_POLICIES = tuple(each.value for each in Policy)
+ADMISSION_RULES = tuple(each.value for each in AdmissionRule)
 
 MakeObserver: TypeAlias = Callable[[Config], Observer]
 """Somebody to watch an engine with these limits."""
@@ -47,7 +48,8 @@ class EngineArgs:
 
     ``swap_space`` is host memory in GiB for preempted requests, unless told as much as the cache has. With
     ``preemption_mode`` ``swap`` they go there while there is room, with ``recompute`` never, with ``auto`` if a
-    ``swap_space`` is given.
+    ``swap_space`` is given. A request is admitted if there is room for what ``admission_rule`` says and ``watermark_blocks``
+    are left: its next step (``optimistic``), all its tokens so far (``prompt``), or all it may ever have (``no_evict``).
     """
 
     block_size: int = 16
@@ -61,6 +63,8 @@ class EngineArgs:
     preemption_mode: str = "auto"
     swap_space: float | None = None
     scheduling_policy: str = "fcfs"
+    admission_rule: str = "prompt"
+    watermark_blocks: int = 0
     seed: int = 0
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -71,13 +75,15 @@ class EngineArgs:
         for each in fields(self):
             value = getattr(self, each.name)
             if str(each.type).startswith("int") and value is not None:
-                least = 0 if each.name == "seed" else 1
+                least = 0 if each.name in ("seed", "watermark_blocks") else 1
                 if type(value) is not int or not least <= value < 1 << 63:
                     raise InvalidConfig(each.name, value, f"a whole number, at least {least}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            elif each.type == "bool" and type(value) is not bool:
+                raise InvalidConfig(each.name, value, "True or False")
+        if type(self.gpu_memory_utilization) not in (int, float) or not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidConfig("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0 and at most 1")
         space = self.swap_space
-        if space is not None and not (isinstance(space, int | float) and 0.0 <= space < 1 << 20):
+        if space is not None and not (type(space) in (int, float) and 0.0 <= space < 1 << 20):
             raise InvalidConfig("swap_space", self.swap_space, "a number of GiB, at least 0")
         if self.swap_space and self.preemption_mode == "recompute":
             raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
@@ -87,6 +93,7 @@ class EngineArgs:
             "device": DEVICES,
             "preemption_mode": PREEMPTION_MODES,
             "scheduling_policy": SCHEDULING_POLICIES,
+            "admission_rule": ADMISSION_RULES,
         }
         for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
@@ -105,12 +112,13 @@ class EngineArgs:
             max_model_len=longest,
             prefix_cache=self.enable_prefix_caching,
             policy=Policy(self.scheduling_policy),
+            admission_rule=AdmissionRule(self.admission_rule),
             window=None if model.sliding_window is None or model.sliding_window >= longest else model.sliding_window,
         )
 
     def sized(self, limits: Config, num_blocks: int, block_bytes: int) -> Config:
         """The limits with so many blocks, and with host blocks if preempted requests are to be swapped."""
-        config = replace(limits, num_blocks=num_blocks)
+        config = replace(limits, num_blocks=num_blocks, watermark_blocks=self.watermark_blocks)
         if self.preemption_mode == "recompute" or (self.preemption_mode == "auto" and not self.swap_space):
             return config
         num_host_blocks = num_blocks if self.swap_space is None else int(self.swap_space * 2**30) // block_bytes

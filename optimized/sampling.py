@@ -250,6 +250,12 @@ def demand_number(field: str, value: Any, least: float, most: float) -> None:
         raise InvalidField(field, value, f"a number from {least:g} to {most:g}")
 
 
+def demand_text(field: str, value: Any) -> None:
+    """Raise ``InvalidField`` unless the value is a text whose characters are whole."""
+    if not isinstance(value, str) or any(0xD800 <= ord(character) < 0xE000 for character in value):
+        raise InvalidField(field, value, "a text of whole characters")
+
+
 class NoToken(ArithmeticError):
     """There is no token to choose for one row; only its sequence is concerned."""
 

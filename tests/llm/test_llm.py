@@ -106,6 +106,18 @@ def test_a_tiny_cache_preempts_and_changes_nothing(tiny: Checkpoint, llm: LLM, n
     assert llm.stats().num_preemptions == 0
 
 
+@pytest.mark.parametrize("rule", ["optimistic", "prompt", "no_evict"])
+def test_whoever_is_admitted_says_the_same(tiny: Checkpoint, llm: LLM, rule: str) -> None:
+    tight = LLM(tiny, block_size=4, num_gpu_blocks_override=14, admission_rule=rule, watermark_blocks=1)
+    assert tokens(tight.generate(PROMPTS, GREEDY)) == tokens(llm.generate(PROMPTS, GREEDY))
+    assert (tight.stats().num_preemptions == 0) is (rule == "no_evict")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="model is 5, it must be a file, a folder, a checkpoint, or None"):
+        LLM(5)  # type: ignore[arg-type]
+
+
 def test_a_prefix_cache_changes_nothing(tiny: Checkpoint, llm: LLM) -> None:
     plain = LLM(tiny, block_size=4, enable_prefix_caching=False)
     for _ in range(2):
@@ -321,8 +333,10 @@ def test_of_equal_prompts_the_one_that_is_refused_is_named(llm: LLM) -> None:
 
 
 def test_a_salt_is_a_text(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="cache_salt is 5, it must be a text"):
-        llm.add_request("a", "x", GREEDY, cache_salt=5)  # type: ignore[arg-type]
+    wrong: list[Any] = [5, None, "half of \ud800"]
+    for salt in wrong:
+        with pytest.raises(InvalidRequest, match="cache_salt is .*, it must be a text of whole characters"):
+            llm.add_request("a", "x", GREEDY, cache_salt=salt)
     assert not llm.has_unfinished_requests()
 
 
@@ -359,6 +373,12 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
         ({"dtype": "int8"}, "dtype is 'int8', it must be one of auto, float32, bfloat16, float16"),
         ({"preemption_mode": "evict"}, "preemption_mode is 'evict', it must be one of auto, recompute, swap"),
         ({"swap_space": -1}, "swap_space is -1, it must be a number of GiB, at least 0"),
+        ({"swap_space": True}, "swap_space is True, "),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching is 'no', it must be True or False"),
+        ({"gpu_memory_utilization": "all"}, "gpu_memory_utilization is 'all', "),
+        ({"admission_rule": "any"}, "admission_rule is 'any', it must be one of optimistic, prompt, no_evict"),
+        ({"watermark_blocks": -1}, "watermark_blocks is -1, it must be a whole number, at least 0"),
+        ({"watermark_blocks": 9, "num_gpu_blocks_override": 9}, r"watermark_blocks is 9, .* below num_blocks \(9\)"),
         ({"swap_space": float("nan")}, "swap_space is nan, "),
         (
             {"swap_space": 2, "preemption_mode": "recompute"},
