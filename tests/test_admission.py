@@ -15,7 +15,7 @@ from reference.engine import ReferenceEngine
 from spec import scheduler as spec
 from spec.engine import Admission
 from spec.sharing import fork
-from spec.vocabulary import AdmissionRule, Config, Fork, Request, SeqId, State
+from spec.vocabulary import AdmissionRule, Config, Fork, Recovery, Request, SeqId, State, seqs_of
 from tests.optimized.driver import Caller, config_for, next_token
 
 
@@ -27,9 +27,12 @@ class Asker(Caller):
     def __init__(self, config: Config, seed: int) -> None:
         super().__init__(config, [self.engine], seed)
         self.seen: Counter[object] = Counter()
+        self.num_victims = 0
+        """How often a request waited that had more than one sequence."""
 
     def compare(self) -> None:
         state = self.state
+        self.num_victims += sum(len([*seqs_of(state, request_id)]) > 1 for request_id in state.waiting)
         for count in range(self.config.num_blocks + 1):
             shown = replace(state, free=tuple(range(100, 100 + count)))
             self.pretend(count)
@@ -161,3 +164,43 @@ def test_a_promise_to_the_end_does_not_count_on_what_others_hold(
     assert asker.num_hits_in_use(1) == 2
     assert asker.seen["admit", True]
     assert asker.seen["admit", False]
+
+
+@both
+@pytest.mark.parametrize("rule", [AdmissionRule.PROMPT, AdmissionRule.NO_EVICT])
+def test_whoever_shares_a_tail_is_owed_a_copy(
+    rule: AdmissionRule, asker_of: type[ReferenceAsker | OptimizedAsker]
+) -> None:
+    """First two samples share a tail, then two of each: all but the last writer of each will copy it."""
+    asker = asker_of(Config(24, 2, max_num_seqs=8, max_num_batched_tokens=8, admission_rule=rule), seed=0)
+    engine, head, asker.num_seqs = asker.engine, Request(1, (0,) * 7, max_tokens=2, seq_ids=(8,)), 9
+    engine.add(Request(0, (0, 0, 0), max_tokens=6, seq_ids=(0, 1)))
+    engine.step(next_token)
+    engine.add(head)
+    asker.compare()
+    engine.abort(1)
+    engine.step(next_token)
+    engine.step(next_token)
+    assert (engine.fork(0, 2), engine.fork(1, 3)) == (Admission.NOW, Admission.NOW)
+    assert spec.copies_owed(asker.state, [0, 1, 2, 3]) == 2
+    engine.add(head)
+    asker.compare()
+    assert all(asker.seen["admit", now] for now in (True, False)) is asker.is_asked(asker.state)
+
+
+@both
+@pytest.mark.parametrize("recovery", Recovery)
+def test_whoever_comes_back_counts_what_it_left_in_the_cache(
+    recovery: Recovery, asker_of: type[ReferenceAsker | OptimizedAsker]
+) -> None:
+    """So few blocks that requests of several sequences are preempted, while others hold their common prefix. Who comes
+    back from host memory hits nothing."""
+    num_victims, optimistic = 0, AdmissionRule.OPTIMISTIC
+    for seed in range(10):
+        config = Config(
+            7, 2, 6, 6, 14, num_host_blocks=8, prefix_cache=True, recovery=recovery, admission_rule=optimistic
+        )
+        asker = asker_of(config, seed)
+        asker.run(num_calls=30)
+        num_victims += asker.num_victims
+    assert num_victims > 20
