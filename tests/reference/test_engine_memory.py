@@ -168,6 +168,19 @@ def test_preempt_1_the_last_in_the_order_of_service_is_preempted_though_it_came_
     assert events(follower, Preempt) == [Preempt(0)]
 
 
+def test_sched_1_a_victim_that_was_not_in_the_step_gives_it_no_budget_back() -> None:
+    """The second chunk of an urgent prompt takes the blocks of a request that this step has not come to."""
+    config = Config(8, 1, 4, 4, policy=Policy.PRIORITY, admission_rule=AdmissionRule.OPTIMISTIC)
+    engine, _ = followed(config)
+    engine.add(request(0, (0, 0), 5, priority=1))
+    engine.step(next_token)
+    engine.add(request(1, (1,) * 8, 1))
+    engine.step(next_token)
+    report = engine.step(next_token)
+    assert report.preempted == (Preempt(0),)
+    assert [len(write.slots) for write in report.writes] == [4]
+
+
 def admitted_at_once(rule: AdmissionRule) -> int:
     """How many of three requests the first step admits: 4 tokens of prompt, 5 at most, 5 blocks, 2 tokens a step."""
     engine, _ = followed(replace(SMALL, num_blocks=5, max_num_batched_tokens=6, admission_rule=rule))
