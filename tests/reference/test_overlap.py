@@ -8,7 +8,7 @@ from reference.engine import ReferenceEngine
 from spec.conformance.judge import JudgedEngine
 from spec.engine import Admission, InvalidField, OverlappedEngine, StepReport, TokenSource
 from spec.rules import RuleViolation
-from spec.vocabulary import AdmissionRule, Config, Token, Write
+from spec.vocabulary import AdmissionRule, Config, Policy, Token, Write
 from tests.reference.follow import next_token, request
 
 SMALL = Config(num_blocks=8, block_size=2, max_num_seqs=4, max_num_batched_tokens=4, max_model_len=32)
@@ -243,3 +243,19 @@ def test_a_sequence_in_flight_can_be_ended_alone() -> None:
     engine.begin_step()
     engine.release(0)
     assert [event.seq for event in engine.end_step(next_token).emitted] == [1]
+
+
+def test_sched_25_nobody_is_served_before_a_request_that_lacks_blocks_while_a_step_is_in_flight() -> None:
+    """The urgent request 0 has every free block, and its last step is in flight. Of those behind it 1 and 3 have room for
+    their next token, and 2 has none."""
+    config = Config(9, 2, 4, 5, policy=Policy.PRIORITY, admission_rule=AdmissionRule.OPTIMISTIC)
+    engine = judged(config)
+    for request_id, length in ((1, 2), (2, 1), (3, 2)):
+        engine.add(request(request_id, (1,) * length, 4, priority=1))
+    engine.step(next_token)
+    engine.add(request(0, (0,) * 7, 1))
+    engine.step(next_token)
+    begin(engine)
+    assert not engine.state.free
+    begin(engine)
+    assert scheduled(engine) == [{0: 5}, {1: 1}]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reference import SequencePool, make_pool
+from reference.pool import BlockPool
 from spec.conformance.judge import Follower
 from spec.engine import Admission, InvalidField, InvalidRequest, Pool, UnknownId
 from spec.vocabulary import (
@@ -198,6 +199,24 @@ def test_alloc_5_two_steps_in_flight_both_keep_what_they_read() -> None:
     assert pool.state.free == (2, 3)
     pool.call(pool.pool.complete, 0)
     assert sorted(pool.state.free) == [0, 1, 2, 3]
+
+
+def test_cache_17_what_was_let_go_is_free_before_the_sources_of_copies() -> None:
+    pool = BlockPool(SMALL)
+    source, other = pool.take(), pool.take()
+    pool.tables = {0: (other,)}
+    pool.submit(0, {0: 1}, holds=[source])
+    pool.drop(0)
+    assert (pool.free, pool.flights[0].holds) == ([2, 3], (source, other))
+    pool.complete(0)
+    assert pool.free == [2, 3, other, source]
+
+
+def test_a_name_is_lost_when_no_block_has_it_under_its_salt() -> None:
+    pool = BlockPool(SMALL)
+    pool.cached = {0: CacheKey((5, 6), "salt")}
+    assert [pool.is_lost((5, 6), salt) for salt in ("salt", "")] == [False, True]
+    assert pool.is_lost((5, 7), "salt")
 
 
 def test_table_10_blocks_that_the_window_has_passed_leave_the_table() -> None:
