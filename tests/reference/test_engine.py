@@ -254,6 +254,18 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     assert engine.snapshot().waiting == (1, 2)
 
 
+def test_a_preempted_request_waits_before_whoever_came_later_whatever_their_names_are() -> None:
+    engine, _ = followed(replace(SMALL, num_blocks=4))
+    engine.add(request(5, (0, 1), 5))
+    engine.add(request(3, (0, 1), 5))
+    engine.step(next_token)
+    engine.add(request(1, (1,) * 7, 1))
+    for _ in range(3):
+        engine.step(next_token)
+    assert engine.snapshot().running == (5,)
+    assert engine.snapshot().waiting == (3, 1)
+
+
 def test_samples_that_are_not_forked_yet_have_their_seats() -> None:
     engine, _ = followed(SMALL)
     engine.add(request(0, (1,), 2, seq_ids=(0, 1, 2)))
