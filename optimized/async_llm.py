@@ -7,22 +7,23 @@ import contextlib
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from optimized.engine_thread import (
     Abandon,
     Abort,
     Add,
+    Ask,
     EngineBusy,
     EngineStopped,
     EngineThread,
     Mailbox,
     Stream,
-    Watch,
 )
 from optimized.llm import LLM
 from optimized.model_core import Stats
@@ -35,6 +36,8 @@ from spec.engine import InvalidRequest
 from spec.vocabulary import Token
 
 MAX_TIMEOUT_S = 1e9
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -161,22 +164,35 @@ class AsyncLLM:
 
     async def look(self) -> Look:
         """The engine between two steps, block by block. Raises ``EngineStopped``."""
+        return await self._ask(LLM.look)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; False, and nothing changes, while one of its blocks is in use. Raises ``EngineStopped``."""
+        return await self._ask(LLM.reset_prefix_cache)
+
+    async def _ask(self, question: Callable[[LLM], T]) -> T:
+        """What the engine says between two steps."""
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[Look] = loop.create_future()
+        found: asyncio.Future[T] = loop.create_future()
 
-        def tell(look: Look | None) -> None:
-            if found.done():
-                return
-            if look is None:
-                found.set_exception(EngineStopped("the engine was shut down"))
-            else:
-                found.set_result(look)
+        def settle(how: Callable[[], None]) -> None:
+            if not found.done():
+                how()
 
-        def told(look: Look | None) -> None:
+        def tell(how: Callable[[], None]) -> None:
             with contextlib.suppress(RuntimeError):  # nobody is there if the event loop is closed
-                loop.call_soon_threadsafe(tell, look)
+                loop.call_soon_threadsafe(settle, how)
 
-        self._engine.post(Watch(told, lambda: told(None)))
+        def answer(llm: LLM) -> None:
+            try:
+                tell(partial(found.set_result, question(llm)))
+            except Exception as error:  # noqa: BLE001  it is the concern of whoever asked
+                tell(partial(found.set_exception, error))
+
+        def gone() -> None:
+            tell(partial(found.set_exception, EngineStopped("the engine was shut down")))
+
+        self._engine.post(Ask(answer, gone))
         return await found
 
     async def generate(

@@ -17,7 +17,6 @@ from optimized.llm import LLM
 from optimized.outputs import OutputKind, RequestOutput
 from optimized.prompts import Prompt
 from optimized.sampling import SamplingParams
-from optimized.snapshot import Look
 
 logger = logging.getLogger(__name__)
 
@@ -125,12 +124,12 @@ class Abandon:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Somebody wants to see the engine between two steps. Both are called in the engine's thread."""
+class Ask:
+    """Somebody asks the engine something between two steps. Both are called in the engine's thread, and raise nothing."""
 
-    seen: Callable[[Look], None]
+    answer: Callable[[LLM], None]
     gone: Callable[[], None]
-    """There is none to see."""
+    """There is none to ask."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Stop:
     """Nobody is served any more."""
 
 
-Command: TypeAlias = Add | Abort | Abandon | Watch | Stop
+Command: TypeAlias = Add | Abort | Abandon | Ask | Stop
 
 
 class EngineThread:
@@ -233,7 +232,7 @@ class EngineThread:
                 self.num_unfinished -= 1
                 self._answered(command.stream)
                 command.stream.arrive(self._stopped())
-            elif isinstance(command, Watch):
+            elif isinstance(command, Ask):
                 command.gone()
 
     def stop(self) -> None:
@@ -263,7 +262,7 @@ class EngineThread:
             if isinstance(command, Add):
                 self.give_back(command.stream)
                 self._tell(command.stream, self._stopped())
-            elif isinstance(command, Watch):
+            elif isinstance(command, Ask):
                 command.gone()
 
     def _serve_until_it_dies(self) -> bool:
@@ -333,8 +332,8 @@ class EngineThread:
                     return False
                 case Add():
                     self._add(command)
-                case Watch(seen):
-                    seen(self._llm.look())
+                case Ask(answer):
+                    answer(self._llm)
                 case Abandon(stream) if stream in self._names:
                     self._llm.abort(self._names[stream])
                     self._forget(stream)

@@ -12,6 +12,7 @@ import pytest
 
 from optimized import LLM, AsyncLLM, EngineBusy, EngineStopped, OutputKind, RequestOutput, SamplingParams
 from optimized.checkpoint import Checkpoint
+from optimized.cli.reference_core import ReferenceCore
 from optimized.model_core import TorchCore
 from optimized.plan import Plan
 from spec.engine import InvalidRequest
@@ -373,5 +374,40 @@ def test_an_engine_that_is_busy_with_others_is_not_taken_over(llm: LLM) -> None:
                 assert "timeout_s is " in str(await refusal(engine.generate("x", timeout_s=wrong)))  # type: ignore[arg-type]
             assert engine.health.num_unfinished == 0
             assert (await last(engine.generate("hello", GREEDY))).finished
+
+    asyncio.run(go())
+
+
+def test_the_prefix_cache_is_emptied_between_two_steps(llm: LLM) -> None:
+    gate = Gate(llm)
+
+    async def go() -> list[bool]:
+        async with AsyncLLM(llm) as engine:
+            asked = asyncio.create_task(last(engine.generate([*range(9)], GREEDY)))
+            await gate.entered()
+            gate.open(2)
+            for _ in range(2):
+                await gate.entered()  # two blocks of the prompt are cached, and in use
+            early = asyncio.create_task(engine.reset_prefix_cache())
+            while not engine._engine._inbox.qsize():
+                await asyncio.sleep(0.001)
+            gate.open()
+            answers = [await early]
+            await asked
+            answers.append(await engine.reset_prefix_cache())
+        with pytest.raises(EngineStopped):
+            await engine.reset_prefix_cache()
+        return answers
+
+    assert asyncio.run(go()) == [False, True]
+    assert llm.stats().num_cached_blocks == 0
+
+
+def test_a_question_that_can_not_be_answered_ends_nobody(tiny: Checkpoint) -> None:
+    async def go() -> None:
+        async with AsyncLLM(LLM(tiny, block_size=4, make_core=ReferenceCore)) as engine:
+            with pytest.raises(InvalidRequest, match="the reference engine is not watched"):
+                await engine.look()
+            assert (await last(engine.generate("x", SamplingParams(temperature=0.0, max_tokens=1)))).finished
 
     asyncio.run(go())
