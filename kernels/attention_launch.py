@@ -93,8 +93,7 @@ def triton_paged_attention(
             IS_FP8=kv_scales is not None,
             IS_NATIVE=kv_scales is not None and architecture_of(query.device) in NATIVE,
             PRECISION=PRECISION,
-            num_warps=shape.num_warps,
-            num_stages=shape.num_stages,
+            **shape.options,
             **common,
         )
     if len(plan.merges):

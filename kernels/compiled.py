@@ -176,7 +176,8 @@ def resident_warps(chip: Chip, registers: int, shared: int, num_warps: int) -> i
 def as_text(report: CompileReport) -> str:
     c, s = report.configuration, report.shape
     options = " ".join(name for name in ("fp8", "window", "logit_cap", "lse") if getattr(c, name))
-    shape = "" if s is None else f"tile {s.rows}x{s.tile_tokens} on {s.num_warps} warps, {s.num_stages} stages: "
+    most = f", at most {s.max_registers} registers" if s is not None and s.max_registers else ""
+    shape = "" if s is None else f"tile {s.rows}x{s.tile_tokens} on {s.num_warps} warps, {s.num_stages} stages{most}: "
     return (
         f"{c.target} {c.kernel} head {c.head_size} block {c.block_size} group {c.group} {c.dtype} {options}: {shape}"
         f"{report.registers} registers, {report.spills} spills, {report.shared_bytes} shared bytes, "

@@ -210,7 +210,7 @@ def _attention_call(c: Configuration, shape: TileShape) -> Call:
         INT32,
     ]
     arguments += [0.1, 30.0, 4096, *t.query_strides, *t.query_strides, *t.cache_strides, 1024]
-    options = FUSION | {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    options = FUSION | shape.options
     return Call(attention_kernel.paged_attention_kernel, arguments, constants, options)
 
 

@@ -20,13 +20,20 @@ SPLIT_TOKENS = 1024  # a decode's keys are cut here, always counted from positio
 
 @dataclass(frozen=True)
 class TileShape:
-    """What one program works on. Only ``num_stages`` does not change the result's bits."""
+    """What one program works on. Only ``num_stages`` and ``max_registers`` do not change the result's bits."""
 
     rows: int  # (query, head of group) pairs, a power of two
     tile_tokens: int  # keys per loop turn, a power of two
     split_tokens: int  # keys per split, a multiple of tile_tokens; 0: one split
     num_warps: int
     num_stages: int
+    max_registers: int = 0  # of a thread; 0: as many as the compiler likes
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told beside the constants."""
+        more = {"maxnreg": self.max_registers} if self.max_registers else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **more}
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,10 @@ class TileShapes:
 _DECODE_TOKENS = {32: 64, 64: 32, 128: 32, 256: 16}
 _WIDE_GROUP_TOKENS = {(32, 128): 16}  # where the compiler spills otherwise
 _DECODE_STAGES = {"sm_80": 3, "sm_90": 4, "sm_100": 4, "gfx942": 2}
+
+# Head sizes whose decode the assembler would rather spill than let a multiprocessor hold one program less, or where it spills
+# at the border of what it may have. This many leave room for 3 programs of 4 warps.
+_DECODE_REGISTERS = {("sm_80", 80): 168, ("sm_90", 128): 168, ("sm_100", 192): 168}
 
 # The largest tiles that do not spill with a window, a cap and a log-sum-exp. Three stages: with two, nothing is copied
 # while the loop computes. kernels.compiled reads all this from the machine code.
@@ -88,7 +99,8 @@ def tile_shapes(
     lanes = 64 if architecture.startswith("gfx") else 32
     has_work_for_8 = rows > 16 and tile_tokens * head * 2 >= 8 * lanes * WIDE_LOAD
     num_warps = 8 if has_work_for_8 else 4  # a wide group needs more registers, or more threads that have some
-    decode = TileShape(rows, tile_tokens, SPLIT_TOKENS, num_warps, _DECODE_STAGES[architecture])
+    max_registers = _DECODE_REGISTERS.get((architecture, head_size), 0) if num_warps == 4 else 0
+    decode = TileShape(rows, tile_tokens, SPLIT_TOKENS, num_warps, _DECODE_STAGES[architecture], max_registers)
     prefill = _PREFILL[architecture, max(head, 64)]
     most = _FP8_PREFILL_ROWS.get((architecture, head), prefill.rows) if is_fp8 else prefill.rows
     return TileShapes(decode, replace(prefill, rows=max(most, rows)))

@@ -211,6 +211,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         f"{_FP8}::test_how_a_prompt_is_cut_into_steps_does_not_matter",
         f"{_FP8}::test_a_copy_on_write_takes_the_scales_along_and_then_they_are_apart",
         f"{_FP8}::test_blocks_that_leave_come_back_with_their_scales",
+        f"{_KERNEL}::test_our_kernels_pass",
     ),
     "K9": (f"{_ATTENTION}::test_k9_queries_and_output_may_be_strided_views",),
     "K10": (

@@ -18,13 +18,24 @@ from spec.attention import first_visible
 from spec.conformance.kernel_case import (
     Case,
     call_of,
+    names_of_slots,
     picked,
     pool,
     renamed,
     tables,
     with_numbers_for_poison,
 )
-from spec.conformance.kernel_oracle import Array, Call, dense, errors, kernel_bound, lse_bound, stored
+from spec.conformance.kernel_oracle import (
+    Array,
+    Call,
+    dense,
+    e4m3_bytes,
+    errors,
+    kernel_bound,
+    lse_bound,
+    numbers_of,
+    stored,
+)
 from spec.picture import memory_map, text
 from spec.rules import RULES, RuleViolation
 from spec.vocabulary import Config, Read, Seq, Slot, State
@@ -38,6 +49,10 @@ class Offer(Enum):
     LOGIT_CAP = "logit_cap"  # takes ``logit_cap``: a score s becomes cap * tanh(s / cap)
     BATCH_INVARIANT = "batch_invariant"  # a sequence's bits depend on neither its neighbours nor its block ids
     NO_COPY = "no_copy"  # ``convert`` copies nothing: views are views, and a huge pool costs no memory
+    FP8 = (
+        "fp8"  # takes ``kv_scales``: the caches hold bytes of e4m3, each token and head with a scale of K and one of V
+    )
+    COPY = "copy"  # has ``copy_blocks``
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,9 @@ class AttentionKernel:
     ``logit_cap=`` where declared, gives the output, or the output and its log-sum-exp. Each array went through
     ``convert(array, dtype)`` before; without it they are numpy's. The dtype is int32, or one of ``dtypes``; bfloat16 comes
     as its bits, in uint16, since numpy has no such type. What comes back is anything that numpy or DLPack can read.
+
+    ``kv_scales=`` comes with caches of float8_e4m3fn, which are bytes before ``convert``. ``copy_blocks(key_cache,
+    value_cache, block_copies)``, [num_copies, 2] int64, copies whole blocks, source to target, with their ``kv_scales=``.
     """
 
     name: str
@@ -58,6 +76,7 @@ class AttentionKernel:
     block_sizes: tuple[int, ...] = (1, 4, 8, 16, 32)
     groups: tuple[int, ...] = (1, 2, 4)
     convert: Callable[[Array, str], Any] | None = None
+    copy_blocks: Callable[..., Any] | None = None
 
     def can(self, *offers: Offer) -> bool:
         return self.offers.issuperset(offers)
@@ -121,18 +140,24 @@ def _again(rule_id: str, judge: str, arguments: str) -> str:
     )
 
 
-def run(kernel: AttentionKernel, call: Call) -> tuple[Array, Array | None]:
-    """What the kernel gives for the call, in float64: the output, and the log-sum-exp where it is declared."""
+def run(kernel: AttentionKernel, call: Call, copies: Array | None = None) -> tuple[Array, Array | None]:
+    """What the kernel gives for the call, in float64: the output, and the log-sum-exp where it is declared. Before, it
+    makes the ``copies`` [num_copies, 2] of blocks."""
     convert = kernel.convert or (lambda array, dtype: array)
-    query, key_cache = convert(call.query, call.dtype), convert(call.key_cache, call.dtype)
+    kept = call.dtype if call.kv_scales is None else "float8_e4m3fn"
+    query, key_cache = convert(call.query, call.dtype), convert(call.key_cache, kept)
     is_one = (
         call.value_cache is call.key_cache
     )  # Triton's interpreter copies one of two names for one memory over itself
-    floats = (query, key_cache, key_cache if is_one else convert(call.value_cache, call.dtype))
+    caches = (key_cache, key_cache if is_one else convert(call.value_cache, kept))
+    scales = {} if call.kv_scales is None else {"kv_scales": convert(call.kv_scales, "bfloat16")}
     indices = (convert(each, "int32") for each in (call.block_tables, call.seq_lens, call.query_start))
     more = {"window": call.window, "logit_cap": call.logit_cap}
+    given_more = {name: value for name, value in more.items() if value is not None}
     try:
-        given = kernel.attend(*floats, *indices, call.scale, **{k: v for k, v in more.items() if v is not None})
+        if copies is not None and kernel.copy_blocks is not None:
+            kernel.copy_blocks(*caches, convert(copies, "int64"), **scales)
+        given = kernel.attend(query, *caches, *indices, call.scale, **given_more, **scales)
     except Exception as error:
         raise KernelFault(f"{kernel.name} raised {type(error).__name__}: {error}") from error
     parts = tuple(given) if isinstance(given, tuple | list) else (given,)
@@ -189,13 +214,12 @@ def reading_call(case: Case) -> tuple[Call, Array]:
     """
     num_blocks = tables(case)[1]
     key_cache, value_cache = pool(case, num_blocks, 0.0)
-    names = np.random.default_rng(case.seed).integers(1, 200, value_cache.shape).astype(np.float32)
-    value_cache[...] = stored(names, case.dtype)
+    value_cache[...], names, kv_scales = names_of_slots(case, num_blocks)
     query = np.zeros((sum(case.query_lens), case.num_kv_heads * case.group, case.head_size), np.float32)
     for head in range(query.shape[1]):
         query[:, head, head // case.group] = 1.0
     call = replace(call_of(case), query=stored(query, case.dtype), key_cache=key_cache, value_cache=value_cache)
-    return replace(call, scale=1.0, logit_cap=None), names.reshape(-1, *names.shape[2:])
+    return replace(call, scale=1.0, logit_cap=None, kv_scales=kv_scales), names.reshape(-1, *names.shape[2:])
 
 
 Heard: TypeAlias = dict[Slot, Slot | None]
@@ -210,9 +234,9 @@ def reads(kernel: AttentionKernel, call: Call, names: Array, quiet: Array) -> di
     for slot in range(len(names)):
         cell = call.key_cache[slot // size, slot % size]
         for head in range(call.key_cache.shape[2]):
-            cell[head, head] = stored(np.array([LOUD]), call.dtype)[0]
+            cell[head, head] = _loud(call, slot, head)
         out, _ = run(kernel, call)
-        cell[...] = stored(np.zeros(cell.shape), call.dtype)
+        cell[...] = 0
         for (row, head), heard in found.items():
             named = np.flatnonzero((np.abs(out[row, head] - names[:, head // group]) < 0.5).all(-1))
             if len(named):
@@ -220,6 +244,13 @@ def reads(kernel: AttentionKernel, call: Call, names: Array, quiet: Array) -> di
             elif not (np.abs(out[row, head] - quiet[row, head]) < 0.5).all():
                 heard[slot] = None
     return {where: _settled(heard) for where, heard in found.items()}
+
+
+def _loud(call: Call, slot: Slot, head: int) -> Any:  # Any: a number as the cache keeps it
+    if call.kv_scales is None:
+        return stored(np.array([LOUD]), call.dtype)[0]
+    scale = call.kv_scales[slot // call.block_size, slot % call.block_size, head, :1]
+    return e4m3_bytes(LOUD / numbers_of(scale, "bfloat16"))[0]
 
 
 def _settled(heard: Heard) -> Heard:
@@ -315,12 +346,32 @@ def beyond_the_bound(call: Call, out: Array, lse: Array | None) -> tuple[int, in
 def _checked_run(verdict: Verdict, call: Call) -> tuple[Array, Array | None]:
     """What the kernel gives. It writes nothing else: its step has written its tokens before, and the tables stay."""
     touched = {"key_cache": "TABLE-9", "value_cache": "TABLE-9", "block_tables": "TABLE-8"}
+    touched |= {} if call.kv_scales is None else {"kv_scales": "TABLE-9"}
     before = {name: getattr(call, name).copy() for name in touched}
     given = run(verdict.kernel, call)
     for name, rule_id in touched.items():
         if before[name].tobytes() != np.ascontiguousarray(getattr(call, name)).tobytes():
             verdict.violation(rule_id, call, 0, max(int(call.seq_lens[0]) - 1, 0), (), f"the kernel wrote into {name}")
     return given
+
+
+def judge_copies(kernel: AttentionKernel, case: Case) -> None:
+    """A query that reads copies of its blocks gets what it got from their sources. A case has no more blocks than the
+    pool has spare ones. Raises ``RuleViolation``."""
+    judge_numbers(kernel, case)
+    call = call_of(case)
+    used = sorted({int(block) for seq, need in enumerate(case.needs()) for block in call.block_tables[seq, :need]})
+    spare = [block for block in range(len(call.key_cache)) if block not in used]
+    target = dict(zip(used, spare, strict=False))
+    moved = [[target.get(block, block) for block in row] for row in call.block_tables.tolist()]
+    copied = replace(call, block_tables=np.array(moved, np.int32))
+    worst = beyond_the_bound(call, *run(kernel, copied, np.array(list(target.items()), np.int64)))
+    if worst is not None:
+        row, head, found = worst
+        _, seq, position = list(call.rows())[row]
+        slots = copied.slots(seq, first_visible(position, call.window), position + 1)
+        what = f"sequence {seq} at position {position}, query head {head}, its blocks copied as {target}: {found}"
+        Verdict(kernel, case, "judge_copies").violation("ATTN-1", copied, seq, position, slots, what)
 
 
 def judge_invariance(kernel: AttentionKernel, case: Case) -> None:

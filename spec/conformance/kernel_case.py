@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from spec.attention import first_visible
-from spec.conformance.kernel_oracle import Array, Call, stored
+from spec.conformance.kernel_oracle import E4M3, Array, Call, e4m3_bytes, stored
 
 NUM_GUARDS = 3  # blocks of the pool that no table names
 MARGIN = 4096  # poisoned elements before and after the pool
@@ -33,6 +33,7 @@ class Case:
     magnitude: float = 1.0  # of queries: large ones make sharp weights
     poison: float = np.nan
     seed: int = 0
+    fp8: bool = False  # the caches hold bytes of e4m3, with a scale for each token and head of K and of V
 
     def __repr__(self) -> str:
         """Valid Python, with what differs from the defaults only."""
@@ -79,13 +80,20 @@ def pool(case: Case, num_blocks: int, fill: float) -> tuple[Array, Array]:
     array."""
     shape = (case.block_size, case.num_kv_heads, case.head_size)
     cells = num_blocks * int(np.prod(shape))
-    whole = stored(np.full(2 * MARGIN + 2 * cells, fill, np.float32), case.dtype)
+    numbers = np.full(2 * MARGIN + 2 * cells, fill, np.float32)
+    whole = e4m3_bytes(numbers) if case.fp8 else stored(numbers, case.dtype)
     inside = whole[MARGIN : MARGIN + 2 * cells]
     if case.is_interleaved:
         both = inside.reshape(num_blocks, 2, *shape)
         return both[:, 0], both[:, 1]
     both = inside.reshape(2, num_blocks, *shape)
     return both[0], both[1]
+
+
+def scales(case: Case, num_blocks: int, fill: float) -> Array | None:
+    """The scales [num_blocks, block_size, num_kv_heads, 2] of an fp8 cache, as they lie beside it: all one number."""
+    shape = (num_blocks, case.block_size, case.num_kv_heads, 2)
+    return stored(np.full(shape, fill, np.float32), "bfloat16") if case.fp8 else None
 
 
 def live_positions(case: Case) -> Iterator[tuple[int, range]]:
@@ -99,13 +107,20 @@ def call_of(case: Case) -> Call:
     """The arguments: random numbers in the live cells, poison in all others."""
     block_tables, num_blocks = tables(case)
     key_cache, value_cache = pool(case, num_blocks, case.poison)
+    kv_scales = scales(case, num_blocks, case.poison)
     random = np.random.default_rng(case.seed + 1)
     for seq, positions in live_positions(case):
         at = np.array(positions, dtype=np.int64)
         where = block_tables[seq][at // case.block_size], at % case.block_size
         shape = (len(at), case.num_kv_heads, case.head_size)
-        key_cache[where] = stored(random.standard_normal(shape), case.dtype)
-        value_cache[where] = stored(random.standard_normal(shape), case.dtype)
+        for which, cache in enumerate((key_cache, value_cache)):
+            numbers = random.standard_normal(shape)
+            if kv_scales is None:
+                cache[where] = stored(numbers, case.dtype)
+                continue
+            powers = 2.0 ** random.integers(-5, 2, shape[:2])  # unlike those of its neighbours, mostly
+            cache[where] = e4m3_bytes(numbers / powers[..., None])
+            kv_scales[(*where, slice(None), which)] = stored(powers, "bfloat16")
     heads = (case.num_kv_heads * case.group, case.head_size)
     query = stored(random.standard_normal((sum(case.query_lens), *heads)) * case.magnitude, case.dtype)
     return Call(
@@ -119,7 +134,23 @@ def call_of(case: Case) -> Call:
         case.dtype,
         case.window,
         case.logit_cap,
+        kv_scales,
     )
+
+
+def names_of_slots(case: Case, num_blocks: int) -> tuple[Array, Array, Array | None]:
+    """Values that are a name for each slot: as a cache holds them, as numbers, and the scales they have there."""
+    random = np.random.default_rng(case.seed)
+    shape = (num_blocks, case.block_size, case.num_kv_heads, case.head_size)
+    if not case.fp8:
+        names = random.integers(1, 200, shape).astype(np.float32)
+        return stored(names, case.dtype), names, None
+    whole = np.flatnonzero(E4M3[:127] % 1 == 0)[1:]  # bytes of whole numbers above 0
+    cells, powers = (
+        random.choice(whole[E4M3[whole] < 200], shape).astype(np.uint8),
+        2.0 ** random.integers(0, 3, (*shape[:3], 2)),
+    )
+    return cells, E4M3[cells] * powers[..., 1:].astype(np.float32), stored(powers, "bfloat16")
 
 
 def with_numbers_for_poison(call: Call, case: Case, *, is_guard: bool) -> Call:
@@ -131,6 +162,8 @@ def with_numbers_for_poison(call: Call, case: Case, *, is_guard: bool) -> Call:
         used[call.block_tables[seq, :need]] = True
     kept = np.flatnonzero(used if is_guard else ~used)
     clean.key_cache[kept], clean.value_cache[kept] = call.key_cache[kept], call.value_cache[kept]
+    if clean.kv_scales is not None and call.kv_scales is not None:
+        clean.kv_scales[kept] = call.kv_scales[kept]
     return clean
 
 
@@ -143,6 +176,7 @@ def renamed(call: Call, seed: int) -> Call:
         key_cache=call.key_cache[order],
         value_cache=call.value_cache[order],
         block_tables=new_id[call.block_tables],
+        kv_scales=None if call.kv_scales is None else call.kv_scales[order],
     )
 
 

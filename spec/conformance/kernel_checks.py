@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from spec.conformance.kernel import (
     AttentionKernel,
     Offer,
+    judge_copies,
     judge_huge_ids,
     judge_invariance,
     judge_numbers,
@@ -24,13 +25,12 @@ class Check:
 
     judge: Callable[[AttentionKernel, Case], None]
     case: Callable[[AttentionKernel], Case]
-    offer: Offer | None = None
+    offers: tuple[Offer, ...] = ()
 
     def missing(self, kernel: AttentionKernel) -> str | None:
         """Why the kernel is not asked."""
-        if self.offer is None or kernel.can(self.offer):
-            return None
-        return f"{kernel.name} does not declare {self.offer.name}"
+        lacking = [offer.name for offer in self.offers if not kernel.can(offer)]
+        return f"{kernel.name} does not declare {' and '.join(lacking)}" if lacking else None
 
     def __call__(self, kernel: AttentionKernel) -> None:
         """Raises ``RuleViolation``, and ``KernelFault`` if the kernel gives no answer."""
@@ -59,7 +59,8 @@ READS: Mapping[str, Check] = {
     ),
     "prefill": Check(judge_reads, partial(small, rows=((6, -2), (3, -3)))),
     "shared-blocks": Check(judge_reads, partial(small, rows=((1, -2), (2, -1)), num_shared=1)),
-    "window": Check(judge_reads, partial(small, rows=((1, -1), (3, -2)), window=3), Offer.WINDOW),
+    "window": Check(judge_reads, partial(small, rows=((1, -1), (3, -2)), window=3), (Offer.WINDOW,)),
+    "fp8": Check(judge_reads, partial(small, rows=((1, -1), (3, -2)), fp8=True), (Offer.FP8,)),
 }
 """Found out slot by slot."""
 
@@ -71,24 +72,40 @@ NUMBERS: Mapping[str, Check] = {
     "long": Check(judge_numbers, partial(simple, query_lens=(1, 1), seq_lens=(2077, 3), num_kv_heads=1)),
     "sharp": Check(judge_numbers, partial(simple, magnitude=1000.0)),
     "infinite-poison": Check(judge_numbers, partial(simple, poison=np.inf)),
-    "views": Check(judge_numbers, partial(simple, is_interleaved=True), Offer.NO_COPY),
+    "views": Check(judge_numbers, partial(simple, is_interleaved=True), (Offer.NO_COPY,)),
     **{
-        f"window-{window}": Check(judge_numbers, partial(simple, window=window), Offer.WINDOW)
+        f"window-{window}": Check(judge_numbers, partial(simple, window=window), (Offer.WINDOW,))
         for window in (1, 2, 15, 16, 17)
     },
     **{
-        f"cap-{cap:g}": Check(judge_numbers, partial(simple, logit_cap=cap, magnitude=10.0), Offer.LOGIT_CAP)
+        f"cap-{cap:g}": Check(judge_numbers, partial(simple, logit_cap=cap, magnitude=10.0), (Offer.LOGIT_CAP,))
         for cap in (0.5, 30.0, 1000.0)
     },
-    "huge-pool": Check(judge_huge_ids, lambda kernel: small(kernel, rows=(), dtype=kernel.dtypes[-1]), Offer.NO_COPY),
+    "fp8": Check(judge_numbers, partial(simple, fp8=True), (Offer.FP8,)),
+    "huge-pool": Check(
+        judge_huge_ids, lambda kernel: small(kernel, rows=(), dtype=kernel.dtypes[-1]), (Offer.NO_COPY,)
+    ),
 }
 """Held against float64."""
 
 BITS: Mapping[str, Check] = {
-    name: Check(judge_invariance, partial(simple, query_lens=lens, seq_lens=(45, 20, 33)), Offer.BATCH_INVARIANT)
-    for name, lens in {"decode": (1, 1, 1), "prefill": (9, 4, 2), "mixed": (1, 9, 1)}.items()
+    name: Check(judge_invariance, partial(simple, query_lens=lens, seq_lens=(45, 20, 33), fp8=name == "fp8"), offers)
+    for name, lens, offers in (
+        ("decode", (1, 1, 1), (Offer.BATCH_INVARIANT,)),
+        ("prefill", (9, 4, 2), (Offer.BATCH_INVARIANT,)),
+        ("mixed", (1, 9, 1), (Offer.BATCH_INVARIANT,)),
+        ("fp8", (1, 9, 1), (Offer.BATCH_INVARIANT, Offer.FP8)),
+    )
 }
 """The same, bit for bit, wherever it lies and whoever is beside it."""
+
+COPIES: Mapping[str, Check] = {
+    "copies": Check(judge_copies, partial(small, rows=((1, -1),), num_kv_heads=2), (Offer.COPY,)),
+    "fp8-copies": Check(
+        judge_copies, partial(small, rows=((1, -1),), num_kv_heads=2, fp8=True), (Offer.COPY, Offer.FP8)
+    ),
+}
+"""Through blocks that were copied."""
 
 
 @st.composite
@@ -111,4 +128,5 @@ def cases(draw: st.DrawFn, kernel: AttentionKernel) -> Case:
         magnitude=draw(st.sampled_from([1.0, 1.0, 20.0])),
         poison=draw(st.sampled_from([np.nan, np.inf, -np.inf, 3e4])),
         seed=draw(st.integers(0, 2**16)),
+        fp8=draw(st.booleans()) if kernel.can(Offer.FP8) else False,
     )

@@ -53,6 +53,28 @@ def rounded(numbers: Array, dtype: str) -> Array:
     return numbers if dtype in ("float64", "float32") else numbers_of(stored(numbers, dtype), dtype)
 
 
+def _e4m3() -> Floats:
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7  # 4 bits with a bias of 7, and 3
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    return np.where(byte & 127 == 127, np.nan, np.where(byte & 128, -size, size)).astype(np.float32)
+
+
+E4M3 = _e4m3()
+"""The number that each byte of e4m3 stands for."""
+
+
+def e4m3_bytes(numbers: Array) -> npt.NDArray[np.uint8]:
+    """The nearest e4m3 of each number, up to 448: numpy has no such type.
+
+    >>> [hex(each) for each in e4m3_bytes(np.array([1.0, -448.0, 2.0**-9, np.nan]))]
+    ['0x38', '0xfe', '0x1', '0x7f']
+    """
+    between = (E4M3[:126] + E4M3[1:127]) / 2
+    size = np.searchsorted(between, np.abs(numbers)).astype(np.uint8)
+    return np.where(np.isnan(numbers), np.uint8(0x7F), size | np.where(np.signbit(numbers), 128, 0)).astype(np.uint8)
+
+
 @dataclass(frozen=True)
 class Call:
     """The arguments of one call of a paged attention, as numpy keeps them.
@@ -63,6 +85,8 @@ class Call:
     block_tables  [num_seqs, max_blocks_per_seq] int32               entries past a sequence's end may hold anything
     seq_lens      [num_seqs] int32                                   keys, including this step's
     query_start   [num_seqs + 1] int32                               prefix sums of the numbers of queries
+    kv_scales     [num_blocks, block_size, num_kv_heads, 2]          of K and of V, the bits of bfloat16: then the caches
+                                                                     hold bytes of e4m3
     ============  =================================================  =================================================
     """
 
@@ -76,6 +100,7 @@ class Call:
     dtype: str = "float32"
     window: int | None = None
     logit_cap: float | None = None
+    kv_scales: Array | None = None
 
     @property
     def block_size(self) -> int:
@@ -88,6 +113,13 @@ class Call:
     @property
     def query_lens(self) -> list[int]:
         return np.diff(self.query_start).tolist()  # type: ignore[no-any-return]  # numpy's tolist has no type
+
+    def held(self, which: int, where: tuple[Array, Array]) -> Array:
+        """The keys (0) or the values (1) [num_places, num_kv_heads, head_size] at these places, in float32."""
+        cells = (self.key_cache, self.value_cache)[which][where]
+        if self.kv_scales is None:
+            return numbers_of(cells, self.dtype)
+        return E4M3[cells] * numbers_of(self.kv_scales[where][..., which, None], "bfloat16")
 
     def slots(self, seq: int, first: int, stop: int) -> list[int]:
         """Where the positions from ``first`` to ``stop`` of a sequence lie."""
@@ -126,8 +158,7 @@ def dense(call: Call, dtype: str = "float64") -> Exact:
         at, positions = np.arange(length - (end - begin), length), np.arange(first, length)
         where = call.block_tables[seq][positions // call.block_size].astype(np.int64), positions % call.block_size
         key, value = (
-            np.repeat(numbers_of(cache[where], call.dtype).astype(kind), call.group, axis=1).transpose(1, 0, 2)
-            for cache in (call.key_cache, call.value_cache)
+            np.repeat(call.held(which, where).astype(kind), call.group, axis=1).transpose(1, 0, 2) for which in (0, 1)
         )  # [num_query_heads, num_keys, head_size]
         query = numbers_of(call.query[begin:end], call.dtype).astype(kind).transpose(1, 0, 2)
         score = rounded(rounded(query @ key.transpose(0, 2, 1), dtype) * kind(call.scale), dtype)

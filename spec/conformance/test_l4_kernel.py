@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from spec.conformance.kernel import NoRoom, as_kernel, beyond_the_bound, judge_numbers, run
 from spec.conformance.kernel_case import Case, call_of
-from spec.conformance.kernel_checks import BITS, NUMBERS, READS, Check, cases
+from spec.conformance.kernel_checks import BITS, COPIES, NUMBERS, READS, Check, cases
 from spec.conformance.suite import Suite
 
 
@@ -75,3 +75,9 @@ def test_any_table_gives_dense_attention(suite: Suite, attention_kernel: Callabl
 def test_neighbours_and_block_ids_change_no_bit(name: str, attention_kernel: Callable[..., object]) -> None:
     """ATTN-1: what a sequence gets depends on what it reads."""
     judge(BITS, name, attention_kernel)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copied_block_is_as_its_source(name: str, attention_kernel: Callable[..., object]) -> None:
+    """ATTN-1: of an fp8 cache the scales are copied too."""
+    judge(COPIES, name, attention_kernel)

@@ -7,8 +7,21 @@ TILE_TOKENS = 8
 SPLIT_TOKENS = 24
 
 
-def attend(query, key_cache, value_cache, block_tables, seq_lens, query_start, scale, window=None, logit_cap=None):
+def attend(
+    query,
+    key_cache,
+    value_cache,
+    block_tables,
+    seq_lens,
+    query_start,
+    scale,
+    window=None,
+    logit_cap=None,
+    kv_scales=None,
+):
     """[num_tokens, num_query_heads, head_size] and its log-sum-exp, in float32."""
+    if kv_scales is not None:
+        key_cache, value_cache = widened(key_cache, kv_scales[..., 0]), widened(value_cache, kv_scales[..., 1])
     out = np.zeros(query.shape, np.float32)
     lse = np.zeros(query.shape[:2], np.float32)
     num_kv_heads = key_cache.shape[2]
@@ -56,3 +69,19 @@ def fold(a, b):
         return a
     fade, weight = np.exp(a[0] - most), np.exp(b[0] - most)
     return most, a[1] * fade + b[1] * weight, a[2] * fade + b[2] * weight
+
+
+def widened(cache, scales):
+    """Bytes of e4m3 and the bits of their scales, as numbers."""
+    exponent, mantissa = (cache >> 3 & 15).astype(np.int32), (cache & 7).astype(np.float32)
+    normal, small = np.ldexp(8 + mantissa, exponent - 10), np.ldexp(mantissa, -9)
+    size = np.where(cache & 127 == 127, np.float32(np.nan), np.where(exponent == 0, small, normal))
+    factors = (scales.astype(np.uint32) << 16).view(np.float32)
+    return np.where(cache & 128, -size, size) * factors[..., None]
+
+
+def copy_blocks(key_cache, value_cache, block_copies, kv_scales=None):
+    """Whole blocks, [num_copies, 2] of sources and targets."""
+    sources, targets = block_copies.T
+    for cells in (key_cache, value_cache) if kv_scales is None else (key_cache, value_cache, kv_scales):
+        cells[targets] = cells[sources]

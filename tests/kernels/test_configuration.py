@@ -11,7 +11,7 @@ from kernels.fp8 import FP8, new_scales
 from tests.kernels.batches import Recipe, build
 from tests.kernels.test_fp8 import fp8_batch
 
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 
 NOT_OF_A_CONFIGURATION = (1 << 20, 1024, 4096)  # the number of slots, the width of the tables, the window
 

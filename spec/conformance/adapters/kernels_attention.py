@@ -22,6 +22,12 @@ def _attend(name: str, *arguments: object, **options: object) -> tuple[object, o
     return out.float().cpu(), lse.cpu()
 
 
+def _copy_blocks(name: str, *tensors: object, **scales: object) -> None:
+    import kernels
+
+    getattr(kernels, name)(*tensors, **scales)
+
+
 def _attend_in_vectors(query: Any, key_cache: Any, value_cache: Any, *rest: Any, window: int | None = None) -> object:
     from kernels.cpu.alone import packed_attention
     from kernels.cpu.layout import pack_blocks_for_products
@@ -41,6 +47,7 @@ twin = AttentionKernel(
     block_sizes=(1, 2, 3, 5, 8, 12, 16, 17, 32, 64),
     groups=(1, 2, 3, 4, 7, 8),
     convert=_convert,
+    copy_blocks=partial(_copy_blocks, "cpu_copy_blocks"),
 )
 vectors = AttentionKernel(
     "kernels.cpu.alone.packed_attention",
@@ -62,6 +69,7 @@ triton_interpreted = AttentionKernel(
     block_sizes=twin.block_sizes,
     groups=twin.groups,
     convert=_convert,
+    copy_blocks=partial(_copy_blocks, "triton_copy_blocks"),
 )
 """For CPU tensors, with ``TRITON_INTERPRET=1``."""
 triton_cuda = AttentionKernel(
@@ -73,4 +81,5 @@ triton_cuda = AttentionKernel(
     block_sizes=twin.block_sizes,
     groups=twin.groups,
     convert=partial(_convert, device="cuda"),
+    copy_blocks=partial(_copy_blocks, "triton_copy_blocks"),
 )
