@@ -7,6 +7,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,4 +111,7 @@ def settings_of(app: typer.Typer, name: str, arguments: Sequence[str]) -> list[S
 
 
 def _text(value: object) -> str:
+    """A value as somebody would write it on the command line."""
+    if isinstance(value, Enum):
+        return str(value.value)
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

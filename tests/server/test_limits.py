@@ -269,6 +269,7 @@ def test_the_command_line_beats_the_environment_and_that_a_file(
     assert found["served-model-name"] == ("a, b", "file")
     assert found["enable-prefix-caching"] == ("False", "file")
     assert found["host"] == ("127.0.0.1", "default")
+    assert found["self-check"] == ("off", "default")
     assert found["api-key"] == ("set, and not shown", "environment")
     shown = CliRunner().invoke(app, ["doctor", "--", "--config", str(path)]).stdout
     assert re.search(r"max-num-seqs +2 +file", shown)
