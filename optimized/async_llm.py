@@ -29,6 +29,7 @@ from optimized.llm import LLM
 from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
+from optimized.request_times import Buckets
 from optimized.sampling import SamplingParams, demand_number
 from optimized.snapshot import Look
 from optimized.waste import Slots
@@ -161,6 +162,10 @@ class AsyncLLM:
     def slots(self) -> Slots | None:
         """Where the slots of the cache were a second ago, or when the last step ended."""
         return self._engine.slots
+
+    def histograms(self) -> tuple[Buckets, Buckets]:
+        """Seconds between two tokens of an answer, and tokens that a step computes."""
+        return self._engine.token_intervals, self._engine.step_tokens
 
     async def look(self) -> Look:
         """The engine between two steps, block by block. Raises ``EngineStopped``."""

@@ -16,12 +16,21 @@ from typing import TypeAlias
 from optimized.llm import LLM
 from optimized.outputs import OutputKind, RequestOutput
 from optimized.prompts import Prompt
+from optimized.request_times import Buckets
 from optimized.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Before an engine is made anew, and after it could not be made so often."""
+
+TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
+    80.0,
+)
+"""Seconds between two tokens, and"""
+STEP_BUCKETS = tuple(float(1 << power) for power in (0, *range(3, 15)))
+"""tokens that a step computes: vLLM's bounds."""
 
 SECONDS_A_COUNT = 1.0
 """How often the slots of the cache are counted, which takes longer than to read what is counted anyway."""
@@ -55,6 +64,8 @@ class Stream:
         self._message: Message | None = None
         self.num_waiting_tokens = 0
         """The tokens of its prompt, as long as it has no answer."""
+        self.num_tokens = 0
+        """The tokens of its answers."""
 
     def arrive(self, message: Message) -> None:
         """Something came. Called in the event loop. After an error nothing is of interest."""
@@ -157,6 +168,8 @@ class EngineThread:
         self.step_started: float | None = None
         self.step_ended: float | None = None
         self.stats = llm.stats()
+        self.token_intervals = Buckets(TOKEN_BUCKETS)
+        self.step_tokens = Buckets(STEP_BUCKETS)
         self.slots = llm.slots()
         self._slots_at = time.monotonic()
         self._llm = llm
@@ -364,9 +377,12 @@ class EngineThread:
         now = time.monotonic()
         if has_work:
             self.step_ended, self.step_started = now, None
-        self.stats = self._llm.stats()
+        before, self.stats = self.stats, self._llm.stats()
+        if self.stats.tokens_computed > before.tokens_computed:
+            self.step_tokens.add(self.stats.tokens_computed - before.tokens_computed)
         for output in outputs:
             stream = self._streams[output.request_id]
+            self._count_tokens(stream, output)
             self._unanswered.pop(stream, None)
             if stream.num_waiting_tokens:
                 with self._lock:
@@ -377,6 +393,13 @@ class EngineThread:
                 self._tell(stream, output)
         if not self._streams or now - self._slots_at > SECONDS_A_COUNT:
             self.slots, self._slots_at = self._llm.slots(), now
+
+    def _count_tokens(self, stream: Stream, output: RequestOutput) -> None:
+        """How long its newest tokens took; the first ones took what it takes to begin."""
+        count, times = sum([len(each.token_ids) for each in output.outputs]), output.metrics
+        new, stream.num_tokens = count - stream.num_tokens, count
+        if new and times is not None and times.token_before is not None and times.last_token is not None:
+            self.token_intervals.add(times.last_token - times.token_before, new)
 
     def _tell(self, stream: Stream, message: Message) -> None:
         try:

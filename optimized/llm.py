@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.grammar import Barred, Grammar, Grammars
 from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
-from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput
+from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput, named
 from optimized.progress import progress_bar
 from optimized.prompts import Conversation, Prompt, checked_ids, conversations_of, params_for, prompts_of
 from optimized.sampling import Logprob, SamplingParams, demand_text, derived_seed
@@ -93,6 +92,7 @@ class LLM:
         self._core = make_core(self.checkpoint, args, make_observer)
         self._open: dict[RequestId, OpenRequest] = {}
         self._names: dict[str, OpenRequest] = {}
+        self._unbegun: set[RequestId] = set()
         self._seqs: dict[SeqId, OpenRequest] = {}
         self._num_requests = self._num_seqs = 0
 
@@ -241,6 +241,7 @@ class LLM:
     def _forget_all(self) -> None:
         self._open.clear()
         self._names.clear()
+        self._unbegun.clear()
         self._seqs.clear()
 
     def max_tokens_left(self, prompt: Prompt, n: int = 1) -> int:
@@ -421,10 +422,12 @@ class LLM:
         self._num_requests = request.request_id + 1
         self._num_seqs = request.seq_ids[-1] + 1
         self._open[request.request_id] = self._names[opened.name] = opened
+        self._unbegun.add(request.request_id)
         self._seqs.update(dict.fromkeys(request.seq_ids, opened))
 
     def _advance(self) -> Iterable[OpenRequest]:
         """One step: the requests that got tokens or ended."""
+        started = time.monotonic()
         try:
             outcome = self._core.step()
         except BaseException:
@@ -432,6 +435,9 @@ class LLM:
             raise
         for request_id in outcome.preempted:
             self._open[request_id].num_preemptions += 1
+        for seq_id in outcome.scheduled if self._unbegun else ():
+            self._seqs[seq_id].clock.begin(started)
+            self._unbegun.discard(self._seqs[seq_id].request_id)
         touched: dict[RequestId, OpenRequest] = {}
         ends: dict[SeqId, FinishReason] = dict(outcome.finished)
         for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
@@ -455,20 +461,15 @@ class LLM:
         for request_id, failure in outcome.failed:
             touched[request_id] = self._open[request_id]
             self._end(self._open[request_id], "error", failure.reason)
+        now = time.monotonic()
         for request in touched.values():
+            request.clock.tell(now)
             if request.finished:
                 self._close(request)
         return touched.values()
 
     def _named(self, logprobs: dict[Token, Logprob] | None) -> dict[Token, Logprob] | None:
-        """Each token with its text."""
-        tokenizer = self.checkpoint.tokenizer
-        if logprobs is None or tokenizer is None:
-            return logprobs
-        return {
-            token: replace(each, decoded_token=tokenizer.decode([token], skip_special_tokens=False))
-            for token, each in logprobs.items()
-        }
+        return named(logprobs, self.checkpoint.tokenizer)
 
     def _end(self, request: OpenRequest, reason: str, why: str | None = None) -> None:
         """No sequence of the request goes on."""
@@ -478,6 +479,7 @@ class LLM:
 
     def _close(self, request: OpenRequest) -> None:
         del self._open[request.request_id]
+        self._unbegun.discard(request.request_id)
         del self._names[request.name]
         for seq_id in request.outputs:
             del self._seqs[seq_id]

@@ -310,6 +310,7 @@ class TorchCore:
             raise
         outcome = self.core.commit(plan, sampled)
         outcome.failed += failed
+        outcome.scheduled = plan.seq_ids
         outcome.logprobs, outcome.prompt_logprobs = self.device.logprobs, self.device.prompt_logprobs
         self._forget([seq_id for seq_id, _ in outcome.finished])
         if outcome.failed:

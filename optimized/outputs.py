@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from optimized.request_times import Clock, RequestTimes
 from optimized.sampling import Logprob
-from optimized.tokenizer import Detokenizer
+from optimized.tokenizer import Detokenizer, Tokenizer
 from spec.vocabulary import FinishReason, RequestId, SeqId, Token
 
 
@@ -40,7 +41,7 @@ class RequestOutput:
     """A prompt, the same list each time, and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back.
 
     ``prompt_logprobs``, if asked for, has an entry for each token of the prompt; the first, which nothing comes before,
-    is None.
+    is None. ``metrics`` says when what happened to it.
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class RequestOutput:
     finished: bool
     num_preemptions: int = 0
     prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
+    metrics: RequestTimes | None = field(default=None, compare=False)
 
 
 class OutputKind(Enum):
@@ -66,7 +68,15 @@ def news(before: RequestOutput | None, now: RequestOutput) -> RequestOutput:
         return now
     outputs = [_news(old, new) for old, new in zip(before.outputs, now.outputs, strict=True)]
     # One for each token of each stream: dataclasses.replace takes several times as long.
-    return RequestOutput(now.request_id, now.prompt, now.prompt_token_ids, outputs, now.finished, now.num_preemptions)
+    return RequestOutput(
+        now.request_id,
+        now.prompt,
+        now.prompt_token_ids,
+        outputs,
+        now.finished,
+        now.num_preemptions,
+        metrics=now.metrics,
+    )
 
 
 def _news(before: CompletionOutput, now: CompletionOutput) -> CompletionOutput:
@@ -80,6 +90,16 @@ def _news(before: CompletionOutput, now: CompletionOutput) -> CompletionOutput:
         None if logprobs is None else logprobs[count:],
         now.cumulative_logprob,
     )
+
+
+def named(logprobs: dict[Token, Logprob] | None, tokenizer: Tokenizer | None) -> dict[Token, Logprob] | None:
+    """Each token with its text, where there are texts."""
+    if logprobs is None or tokenizer is None:
+        return logprobs
+    return {
+        token: replace(each, decoded_token=tokenizer.decode([token], skip_special_tokens=False))
+        for token, each in logprobs.items()
+    }
 
 
 class OutputText:
@@ -197,6 +217,7 @@ class OpenRequest:
     outputs: dict[SeqId, OpenOutput]
     num_preemptions: int = 0
     prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def finished(self) -> bool:
@@ -214,4 +235,5 @@ class OpenRequest:
             self.finished,
             self.num_preemptions,
             None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
+            self.clock.times,
         )

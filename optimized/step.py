@@ -47,6 +47,8 @@ class Outcome:
     seq_ids: Sequence[SeqId] = ()
     tokens: Sequence[Token] = ()
     preempted: Sequence[RequestId] = ()
+    scheduled: Sequence[SeqId] = ()
+    """Sequences for which something was computed, whether they got a token or not."""
     forked: list[tuple[SeqId, SeqId]] = field(default_factory=list)
     """Parents and children; the children got their tokens of this step too."""
     finished: list[tuple[SeqId, FinishReason]] = field(default_factory=list)

@@ -182,10 +182,19 @@ def completion_logprobs(token_ids: list[int], entries: list[dict[int, Logprob]],
         text = text_of(token, entry[token])
         found.tokens.append(text)
         found.token_logprobs.append(_finite(entry[token].logprob))
-        found.top_logprobs.append({text_of(each, one): _finite(one.logprob) for each, one in entry.items()})
+        found.top_logprobs.append(_by_text(entry))
         found.text_offset.append(offset)
         offset += len(text)
     return found
+
+
+def _by_text(entry: dict[int, Logprob]) -> dict[str, float]:
+    """Likeliest tokens by their texts. Pieces of a character all look alike; the likeliest of them is told."""
+    told: dict[str, float] = {}
+    for token, one in entry.items():
+        text, logprob = text_of(token, one), _finite(one.logprob)
+        told[text] = max(logprob, told.get(text, logprob))
+    return told
 
 
 def echoed(answer: RequestOutput, output: CompletionOutput, prompt_text: list[str]) -> CompletionLogprobs:
@@ -195,9 +204,7 @@ def echoed(answer: RequestOutput, output: CompletionOutput, prompt_text: list[st
     for token, text, entry in zip(answer.prompt_token_ids, prompt_text, answer.prompt_logprobs or [], strict=True):
         found.tokens.append(text)
         found.token_logprobs.append(None if entry is None else _finite(entry[token].logprob))
-        found.top_logprobs.append(
-            None if entry is None else {text_of(each, one): _finite(one.logprob) for each, one in entry.items()}
-        )
+        found.top_logprobs.append(None if entry is None else _by_text(entry))
         found.text_offset.append(offset)
         offset += len(text)
     more = completion_logprobs(output.token_ids, output.logprobs or [], offset)

@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from optimized.async_llm import AsyncLLM
+from optimized.engine_thread import TOKEN_BUCKETS
 from optimized.outputs import RequestOutput
+from optimized.request_times import Buckets, RequestTimes
 from optimized.sampling import SamplingParams
 
 LABELS = ("model_name", "engine")
@@ -17,31 +19,23 @@ TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
     *(80.0, 160.0, 640.0, 2560.0),
 )
-TOKEN_BUCKETS = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-)
 REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 )
+
+
+PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+
+
+def token_buckets(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10 and so on, as far as a sequence may be long.
+
+    >>> token_buckets(60)
+    (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+    """
+    every = (float(digit * 10**power) for power in range(len(str(most))) for digit in (1, 2, 5))
+    return tuple(bound for bound in every if bound <= most)
 
 
 class Metrics:
@@ -61,11 +55,21 @@ class Metrics:
         self._latency = self._histogram("e2e_request_latency_seconds", "Time of the whole request.", REQUEST_BUCKETS)
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generated = self._counter("generation_tokens", "Tokens of answers.")
-        counts = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+        counts = token_buckets(engine.llm.config.max_model_len)
         self._prompt_lengths = self._histogram("request_prompt_tokens", "Tokens of a prompt.", counts)
         self._lengths = self._histogram("request_generation_tokens", "Tokens of an answer.", counts)
         self._choices = self._histogram("request_params_n", "Answers that a request asks for.", (1, 2, 5, 10, 20))
         self._most_tokens = self._histogram("request_params_max_tokens", "Tokens that it asks for at most.", counts)
+        self._longest = self._histogram("request_max_num_generation_tokens", "Tokens of the longest answer.", counts)
+        self._preemptions = self._histogram(
+            "request_num_preemptions", "How often it was preempted.", PREEMPTION_BUCKETS
+        )
+        self._queued = self._histogram("request_queue_time_seconds", "Until it was first scheduled.", REQUEST_BUCKETS)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From then to its first token.", REQUEST_BUCKETS
+        )
+        self._decode = self._histogram("request_decode_time_seconds", "From then to its last token.", REQUEST_BUCKETS)
+        self._inference = self._histogram("request_inference_time_seconds", "Both together.", REQUEST_BUCKETS)
         self._corrupted = self._counter("corrupted_requests", "Requests whose logits were no numbers.")
         self._done = Counter(
             "vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry
@@ -97,6 +101,10 @@ class Metrics:
             self._most_tokens.observe(params.max_tokens)
         for each in output.outputs:
             self._lengths.observe(len(each.token_ids))
+        self._longest.observe(max(len(each.token_ids) for each in output.outputs))
+        self._preemptions.observe(output.num_preemptions)
+        if output.metrics is not None:
+            self._observe(output.metrics)
         now, count = time.monotonic(), sum(len(each.token_ids) for each in output.outputs)
         self._ttft.observe(first - started)
         self._latency.observe(now - started)
@@ -107,12 +115,26 @@ class Metrics:
         for each in output.outputs:
             self._done.labels(*self._labels, each.finish_reason or "abort").inc()
 
+    def _observe(self, times: RequestTimes) -> None:
+        """The parts of a request's time, as far as it came."""
+        if times.begun is not None:
+            self._queued.observe(times.begun - times.added)
+            if times.first_token is not None and times.last_token is not None:
+                self._prefill.observe(times.first_token - times.begun)
+                self._decode.observe(times.last_token - times.first_token)
+                self._inference.observe(times.last_token - times.begun)
+
     def collect(self) -> Iterator[Metric]:
         """The engine as of its last step."""
         stats, health = self._engine.stats(), self._engine.health
         used = stats.num_blocks - stats.num_free_blocks
         yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        reasons = {"capacity": stats.num_waiting, "deferred": 0}
+        yield self._by_label("vllm:num_requests_waiting_by_reason", "What they wait for.", "reason", reasons)
+        intervals, tokens = self._engine.histograms()
+        yield self._buckets("vllm:inter_token_latency_seconds", "Time between two tokens.", intervals)
+        yield self._buckets("vllm:iteration_tokens_total", "Tokens that a step computes.", tokens)
         yield self._gauge("vllm:kv_cache_usage_perc", "The part of the blocks in use.", used / stats.num_blocks)
         yield self._gauge("kvproof:blocks_free", "Blocks that nobody holds.", stats.num_free_blocks)
         yield self._gauge("kvproof:blocks_cached", "Blocks that can be found by their tokens.", stats.num_cached_blocks)
@@ -140,10 +162,21 @@ class Metrics:
         """Where the slots of the cache are; the classes add up to all of them."""
         slots = self._engine.slots()
         if slots is not None:
-            family = GaugeMetricFamily("kvproof:slots", "Slots by what is in them.", labels=(*LABELS, "class"))
-            for name in ("tokens", "reserved", "internal", "external"):
-                family.add_metric((*self._labels, name), getattr(slots, name))
-            yield family
+            names = ("tokens", "reserved", "internal", "external")
+            counts = {name: getattr(slots, name) for name in names}
+            yield self._by_label("kvproof:slots", "Slots by what is in them.", "class", counts)
+
+    def _by_label(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=(*LABELS, label))
+        for value, count in values.items():
+            family.add_metric((*self._labels, value), count)
+        return family
+
+    def _buckets(self, name: str, text: str, buckets: Buckets) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=LABELS)
+        bounds = [*map(str, buckets.bounds), "+Inf"]
+        family.add_metric(self._labels, list(zip(bounds, buckets.cumulative(), strict=True)), buckets.total)
+        return family
 
     def _by(self, name: str, text: str, labels: dict[str, str], value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=(*LABELS, *labels))

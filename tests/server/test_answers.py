@@ -10,6 +10,8 @@ import pytest
 
 from optimized import LLM, SamplingParams
 from optimized.checkpoint import Checkpoint
+from optimized.sampling import Logprob
+from optimized.server.answers import completion_logprobs
 from optimized.server.limits import Limits
 from tests.server.conftest import RunningServer, running
 
@@ -101,6 +103,14 @@ def test_tokens_and_texts_go_both_ways(server: RunningServer) -> None:
     tokens = server.ask("POST", "/tokenize", {"prompt": "hello x"}).json
     assert tokens["count"] == len(tokens["tokens"])
     assert server.ask("POST", "/detokenize", {"tokens": tokens["tokens"]}).json == {"prompt": "hello x"}
+
+
+def test_of_tokens_that_look_alike_the_likeliest_is_told() -> None:
+    """Whoever compares the chosen token with the best one does so by its log probability, as lm-eval does."""
+    entry = {7: Logprob(-0.5, 1, "\ufffd"), 8: Logprob(-3.0, 2, "\ufffd"), 9: Logprob(-4.0, 3, "a")}
+    found = completion_logprobs([7], [entry])
+    assert found.top_logprobs == [{"\ufffd": -0.5, "a": -4.0}]
+    assert found.token_logprobs == [-0.5]
 
 
 def test_a_tokenizer_is_introduced(server: RunningServer, tiny: Checkpoint) -> None:
