@@ -43,6 +43,12 @@ def values_are_checked() -> bool:
     return os.environ.get("KVPROOF_UNCHECKED_KERNELS") != "1"
 
 
+def check_places(argument: str, written: Tensor) -> None:
+    """Each element of what is written has a place of its own: an expanded tensor has not."""
+    if any(stride == 0 and size > 1 for stride, size in zip(written.stride(), written.shape, strict=True)):
+        raise BadArgument(argument, "strides", written.stride(), "none of 0, since it is written")
+
+
 def check_caches(key_cache: Tensor, value_cache: Tensor, kv_scales: Tensor | None = None) -> None:
     """Both caches are ``[num_blocks, block_size, num_kv_heads, head_size]`` of one type on one device.
 
@@ -71,6 +77,12 @@ def check_caches(key_cache: Tensor, value_cache: Tensor, kv_scales: Tensor | Non
     demand(
         "kv_scales", "address", f"{kv_scales.data_ptr() % SCALE_BYTES} modulo {SCALE_BYTES}", f"0 modulo {SCALE_BYTES}"
     )
+
+
+def check_written_caches(key_cache: Tensor, value_cache: Tensor, kv_scales: Tensor | None) -> None:
+    check_caches(key_cache, value_cache, kv_scales)
+    check_places("key_cache", key_cache)
+    check_places("value_cache", value_cache)
 
 
 def check_numbers(argument: str, numbers: Tensor, key_cache: Tensor) -> None:
@@ -145,6 +157,7 @@ def check_attention(
         demand("out", "dtype", out.dtype, query.dtype)
         demand("out", "device", out.device, query.device)
         demand("out", "last stride", out.stride(2), 1)
+        check_places("out", out)
 
 
 def check_lengths(
@@ -217,7 +230,7 @@ def first_key(num_queries: int, seq_len: int, window: int | None) -> int:
 def check_write(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None
 ) -> None:
-    check_caches(key_cache, value_cache, kv_scales)
+    check_written_caches(key_cache, value_cache, kv_scales)
     demand("key", "rank", key.dim(), 3)
     demand("key", "shape after num_tokens", tuple(key.shape[1:]), tuple(key_cache.shape[2:]))
     demand("value", "shape", tuple(value.shape), tuple(key.shape))
@@ -245,7 +258,7 @@ def check_slot_values(slot_mapping: Tensor, num_slots: int) -> None:
 
 
 def check_copy(key_cache: Tensor, value_cache: Tensor, block_copies: Tensor, kv_scales: Tensor | None) -> None:
-    check_caches(key_cache, value_cache, kv_scales)
+    check_written_caches(key_cache, value_cache, kv_scales)
     check_index("block_copies", block_copies, 2, torch.int64, key_cache.device)
     demand("block_copies", "columns", block_copies.shape[1], 2)
 
@@ -266,11 +279,14 @@ def check_copy_values(block_copies: Tensor, num_blocks: int) -> None:
         targets.add(target)
 
 
-def new_packed(key_cache: Tensor, num_packed: int) -> Tensor:
-    """Room for packed blocks: ``[num_packed, 2, block_size, num_kv_heads, head_size]``, or, of an fp8 cache, bytes.
+def new_packed(key_cache: Tensor, block_ids: Tensor) -> Tensor:
+    """Room for these blocks, packed: ``[num_packed, 2, block_size, num_kv_heads, head_size]``, or, of an fp8 cache, bytes.
 
     ``[num_packed, 2 * block_size * num_kv_heads * head_size + scale bytes]`` uint8: K, V, and then the kv_scales.
     """
+    demand("key_cache", "rank", key_cache.dim(), 4)
+    demand("block_ids", "rank", block_ids.dim(), 1)
+    num_packed = len(block_ids)
     if key_cache.dtype != FP8:
         return key_cache.new_empty((num_packed, 2, *key_cache.shape[1:]))
     _, block_size, num_kv_heads, head_size = key_cache.shape
@@ -281,9 +297,9 @@ def new_packed(key_cache: Tensor, num_packed: int) -> Tensor:
 def check_pack(
     packed: Tensor, key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, kv_scales: Tensor | None
 ) -> None:
-    check_caches(key_cache, value_cache, kv_scales)
+    check_written_caches(key_cache, value_cache, kv_scales)
     check_index("block_ids", block_ids, 1, torch.int64, key_cache.device)
-    like = new_packed(key_cache[:0], 0)
+    like = new_packed(key_cache[:0], block_ids[:0])
     demand("packed", "shape", tuple(packed.shape), (len(block_ids), *like.shape[1:]))
     demand("packed", "dtype", packed.dtype, like.dtype)
     demand("packed", "device", packed.device, key_cache.device)

@@ -96,7 +96,7 @@ def triton_pack_blocks(
     key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, kv_scales: Tensor | None = None
 ) -> Tensor:
     """``pack_blocks`` by a Triton kernel."""
-    packed = new_packed(key_cache, len(block_ids))
+    packed = new_packed(key_cache, block_ids)
     _pack(packed, key_cache, value_cache, block_ids, kv_scales, is_unpacking=False)
     return packed
 

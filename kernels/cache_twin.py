@@ -74,7 +74,7 @@ def cpu_pack_blocks(
     key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, kv_scales: Tensor | None = None
 ) -> Tensor:
     """``pack_blocks`` for CPU tensors, of any strides."""
-    packed = new_packed(key_cache, len(block_ids))
+    packed = new_packed(key_cache, block_ids)
     _check_pack(packed, key_cache, value_cache, block_ids, kv_scales)
     if kv_scales is None:
         packed[:, 0], packed[:, 1] = key_cache[block_ids], value_cache[block_ids]

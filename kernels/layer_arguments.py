@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.arguments import DTYPES, BadArgument, check_index, check_write, demand
+from kernels.arguments import DTYPES, BadArgument, check_index, check_places, check_write, demand
 
 MAX_HIDDEN_SIZE = 1 << 15  # one program holds a row
 
@@ -67,6 +67,7 @@ def check_rotate(
     demand("query", "dtype", query.dtype, key.dtype)
     demand("query", "device", query.device, key.device)
     demand("query", "last stride", query.stride(2), 1)
+    check_places("query", query)
     check_index("positions", positions, 1, torch.int64, key.device)
     demand("positions", "length", positions.shape[0], key.shape[0])
     demand("rotation", "rank", rotation.dim(), 3)

@@ -106,7 +106,7 @@ def rotate_write_kernel(
     query_norm_ptr,  # [head_size]; where HAS_NORM
     key_norm_ptr,  # [head_size]; where HAS_NORM
     eps,  # float32
-    num_slots,
+    num_slots,  # int64, of the cache
     query_stride_token: tl.int64,
     query_stride_head: tl.int64,
     key_stride_token: tl.int64,

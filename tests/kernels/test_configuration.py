@@ -57,7 +57,7 @@ def launch(monkeypatch, c: Configuration) -> Recorder:
     if c.kernel in MOVES:
         name = {"write_kv": "write_kv", "copy_blocks": "copy_blocks"}.get(c.kernel, "pack_blocks")
         recorder = recorded(monkeypatch, cache_launch, f"{name}_kernel")
-        packed = new_packed(caches[0], 2)
+        packed = new_packed(caches[0], ids)
         {
             "write_kv": lambda: kernels.triton_write_kv(tokens, tokens, *caches, ids, scales),
             "copy_blocks": lambda: kernels.triton_copy_blocks(*caches, ids[None], scales),
