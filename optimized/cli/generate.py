@@ -90,6 +90,8 @@ def generate(
     for name, file in (("trace", trace), ("kv_events", kv_events)):
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
             raise InvalidConfig(name, str(file), "a file in a folder that is there")
+    if trace is not None and kv_events is not None and trace.resolve() == kv_events.resolve():
+        raise InvalidConfig("kv_events", str(kv_events), "another file than that of the trace")
     if kv_events is not None and (engine == "reference" or not prefix_caching):
         raise InvalidConfig("kv_events", str(kv_events), "left out with the reference engine or without a prefix cache")
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:

@@ -162,6 +162,7 @@ def test_an_answer_without_a_limit_is_as_long_as_fits(run: Run, tiny_path: Path)
         (("--kv-cache-dtype", "fp4"), "kv_cache_dtype is 'fp4', it must be one of auto, fp8"),
         (("--trace", "/no/such/folder/log"), "it must be a file in a folder that is there"),
         (("--kv-events", "/no/such/folder/log"), "it must be a file in a folder that is there"),
+        (("--kv-events", "log", "--trace", "./log"), "it must be another file than that of the trace"),
         (
             ("--kv-events", "log", "--no-enable-prefix-caching"),
             "kv_events is 'log', it must be left out with the reference engine or without a prefix cache",
