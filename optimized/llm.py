@@ -361,13 +361,17 @@ class LLM:
         request_id = self._num_requests + len(before)
         first = self._num_seqs if not before else before[-1][0].seq_ids[-1] + 1
         seq_ids = tuple(range(first, first + params.n))
-        ends = () if params.ignore_eos else self.checkpoint.config.eos_token_ids
+        model_ends = () if params.ignore_eos else self.checkpoint.config.eos_token_ids
+        ends = (*(params.stop_token_ids or ()), *model_ends)
+        if not set(params.forced_token_ids[: params.min_tokens]).isdisjoint(ends):
+            limit = f"without a token that ends the answer among the first {params.min_tokens}, its min_tokens"
+            raise InvalidField("forced_token_ids", list(params.forced_token_ids), limit)
         request = Request(
             request_id,
             tuple(token_ids),
             max_tokens,
             seq_ids,
-            stop_token_ids=(*(params.stop_token_ids or ()), *ends),
+            stop_token_ids=ends,
             priority=priority,
             # A hit would spare the work that is asked for, and the same prompt's blocks are of use to nobody else.
             cache_salt=f"prompt_logprobs of request {request_id}"

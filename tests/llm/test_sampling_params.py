@@ -122,6 +122,18 @@ def test_nothing_ends_an_answer_below_min_tokens(llm: LLM) -> None:
     assert first not in output.token_ids[:5]
 
 
+def test_a_forced_token_that_would_end_an_answer_below_min_tokens_is_refused(llm: LLM, tiny: Checkpoint) -> None:
+    end = tiny.config.eos_token_ids[0]
+    forced = {"temperature": 0, "max_tokens": 5, "forced_token_ids": [97, 98, end]}
+    with pytest.raises(
+        InvalidField, match=r"forced_token_ids is \[97, 98, 261\], it must be without a token that ends"
+    ):
+        llm.generate("hello", SamplingParams(**forced, min_tokens=3))
+    assert llm.generate("hello", SamplingParams(**forced, min_tokens=2))[0].outputs[0].token_ids == [97, 98, end]
+    ignored = SamplingParams(**forced, min_tokens=3, ignore_eos=True)
+    assert len(llm.generate("hello", ignored)[0].outputs[0].token_ids) == 5
+
+
 def test_a_stop_string_below_min_tokens_is_text_and_one_after_it_ends_the_answer(llm: LLM) -> None:
     forced = list(b"abXcdXef")
     stop = {"temperature": 0, "max_tokens": 8, "forced_token_ids": forced, "stop": "X", "ignore_eos": True}
