@@ -82,6 +82,18 @@ def test_a_gate_far_from_zero_neither_overflows_nor_vanishes() -> None:
 
 
 @needs_vectors
+def test_the_exponential_of_a_gate_is_exact_from_the_smallest_numbers_to_the_largest() -> None:
+    from kernels.cpu.alone import gated
+    from kernels.cpu.layout import pack_weight
+
+    x = torch.linspace(-100, 100, 801).bfloat16().unsqueeze(1)
+    one = torch.ones(1, 1)
+    found, a = gated(x, pack_weight(one, one), Team(1)).double().numpy(), x.double().numpy()
+    exact = a * a / (1 + np.exp(-a))
+    assert (np.abs(found - exact) <= np.abs(exact) * (2.0**-8 + 1e-5) + 1e-30).all()
+
+
+@needs_vectors
 def test_a_row_has_the_same_bits_in_every_batch() -> None:
     from kernels.cpu.alone import linear
     from kernels.cpu.layout import pack_weight

@@ -52,8 +52,8 @@ def tile_kernel(rows: int, columns: int, dtype: str) -> Any:
     width = columns // LANES
 
     @intrinsic
-    def kernel(context, a, lda, b, pairs, c, ldc):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def kernel(context, a, lda, b, pairs, c, ldc):
+        def codegen(context, builder, signature, arguments):
             a, lda, b, pairs, c, ldc = arguments
             a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in range(rows)]
 
@@ -89,8 +89,8 @@ def product(rows: int, columns: int, dtype: str) -> Any:
     """C = A @ B for ``ROWS`` rows, by tiles of one shape."""
     kernel, left_bytes = tile_kernel(rows, columns, dtype), 4 if dtype == "float32" else 2
 
-    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
-    def run(a, b, depth, num_columns, c):  # type: ignore[no-untyped-def]
+    @njit(error_model="numpy")
+    def run(a, b, depth, num_columns, c):
         for first in range(0, num_columns, TILE_COLUMNS):
             for m in range(0, ROWS, rows):
                 for column in range(0, TILE_COLUMNS, columns):
@@ -119,7 +119,7 @@ def main() -> None:
         for name, (run, dtype) in runs.items():
             a = x if dtype == "bfloat16" else wide_x
             places = a.data_ptr(), packed.data_ptr(), depth, num_columns, out.data_ptr()
-            candidates[name] = lambda run=run, places=places: run(*places)  # type: ignore[misc]
+            candidates[name] = lambda run=run, places=places: run(*places)
             candidates[name]()
             torch.testing.assert_close(out, exact, rtol=1e-3, atol=1e-2)
         candidates["torch's F.linear, float32"] = lambda: torch.nn.functional.linear(wide_x, wide_weight)  # noqa: B023

@@ -69,11 +69,11 @@ def steps() -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
     prompt = [token % config.vocab_size for token in range(7, 7 * 257, 7)]
 
     def prefill(model: LlamaModel | VectorModel) -> Callable[[], object]:
-        paged = Paged(model, 1, 16, 16)  # type: ignore[arg-type]  # both have the same methods
+        paged = Paged(model, 1, 16, 16)
         return lambda: (paged.computed.__setitem__(0, 0), paged.step({0: prompt}))
 
     def decode(model: LlamaModel | VectorModel, count: int) -> Callable[[], object]:
-        paged = Paged(model, count, 24, 16)  # type: ignore[arg-type]
+        paged = Paged(model, count, 24, 16)
         for seq in range(count):
             paged.step({seq: prompt})
         return lambda: paged.step({seq: [5] for seq in range(count)})
