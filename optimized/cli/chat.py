@@ -23,9 +23,11 @@ def chat(
     blocks: Annotated[bool, typer.Option("--blocks", help="After each answer say what the cache did.")] = False,
 ) -> None:
     """Talk to a model. A line is a message; an empty one, or the end of the input, is the end."""
+    from optimized.cli.torch_start import import_torch
     from optimized.llm import LLM
     from optimized.sampling import SamplingParams
 
+    import_torch()
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     llm = LLM(model, seed=seed)
     messages = [{"role": "system", "content": system}] if system else []

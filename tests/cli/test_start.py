@@ -1,6 +1,7 @@
 """What a start does, counted and not timed: what it imports, and what of a model is in memory at once."""
 
 import mmap
+import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import torch
 from kernels.cpu.memory import Arena
 from kernels.cpu.team import why_not
 from optimized.checkpoint import LazyTensors, random_arrays, tensor_shapes
+from optimized.cli.torch_start import LEFT_OUT
 from optimized.hf_checkpoint import load_directory
 from optimized.llama import LlamaModel
-from tests.cli.conftest import Process
+from tests.cli.conftest import ROOT, Process
 from tests.models.test_llama import CONFIG
 from tests.models.tiny_files import write_directory
 
@@ -137,3 +139,20 @@ def test_the_pool_is_in_memory_before_the_first_request_writes_to_it() -> None:
     arena = Arena(num_bytes)
     assert resident() - before > num_bytes * 3 // 4
     assert not arena.zeros((num_bytes,), torch.uint8).any()
+
+
+AFTERWARDS = """
+from optimized.cli.torch_start import KNOWN, LEFT_OUT, import_torch
+import_torch()
+import sys, torch
+print(torch.__version__ in KNOWN, sorted(sys.modules.keys() & set(LEFT_OUT)), hasattr(torch, "export"))
+import torch._meta_registrations, torch.export
+print(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph is not None)
+"""
+
+
+def test_what_is_left_out_of_torch_is_there_for_whoever_asks_for_it() -> None:
+    said = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, check=True, cwd=ROOT)
+    known, whole = said.stdout.splitlines()
+    assert known in ("True [] False", f"False {sorted(LEFT_OUT)} True")
+    assert whole == "True"
