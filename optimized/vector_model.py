@@ -6,7 +6,6 @@ sample. Every sum of a row runs in an order that the row alone decides, so a seq
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from kernels import AttentionPlan
 from kernels.cpu.layout import CONTENDERS, LEFT, PackedWeight, pack_weight, rounded_up
-from kernels.cpu.memory import LINE, Arena
+from kernels.cpu.memory import Arena, pool_of_zeros
 from kernels.cpu.task import PHASES
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
@@ -108,11 +107,11 @@ class VectorModel:
     def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         """An empty cache: for each layer keys and values of ``num_blocks`` blocks. ``block_size`` is a multiple of 16.
 
-        Its memory is touched here, so that no request waits for pages.
+        Its pages are found while others go on, so that neither the start nor a request waits for all of them.
         """
         shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_size)
-        arena = Arena(2 * len(self._layers) * rounded_up(math.prod(shape) * self.dtype.itemsize, LINE))
-        return [(arena.zeros(shape, self.dtype), arena.zeros(shape, self.dtype)) for _ in self._layers]
+        caches, _ = pool_of_zeros(2 * len(self._layers), shape, self.dtype)
+        return list(zip(caches[::2], caches[1::2], strict=True))
 
     def forward(
         self,

@@ -1,9 +1,14 @@
-"""Memory in huge pages: a step reads all weights and many blocks, and with pages of 4 KiB half of that time is address translation."""
+"""Memory: huge pages for the weights, which every step reads, and ordinary ones for a pool, found while others go on.
+
+With pages of 4 KiB half of the time of reading all weights is address translation.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -16,6 +21,9 @@ HUGE = 1 << 21
 POPULATE = 23
 """Linux's advice MADV_POPULATE_WRITE, which Python has no name for: find and clear every page now."""
 
+TOUCHED = 1 << 24
+"""Bytes of a pool that are touched at once: other threads that need the address space wait no longer than that."""
+
 CHUNK = 1 << 26
 """Bytes that an arena asks for at once."""
 
@@ -23,19 +31,13 @@ LINE = 64
 """Bytes of a cache line, at which every tensor begins."""
 
 
-def huge_pages(num_bytes: int, is_touched: bool = False) -> Tensor:
+def huge_pages(num_bytes: int) -> Tensor:
     """So many zero bytes in huge pages, if the system gives them; untouched ones take no memory."""
     memory = mmap.mmap(-1, -(-num_bytes // HUGE) * HUGE + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):  # another system, or a kernel without them: ordinary pages do
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE
-    if is_touched:
-        start = first // mmap.PAGESIZE * mmap.PAGESIZE
-        try:
-            memory.madvise(POPULATE, start, num_bytes)
-        except (AttributeError, OSError):  # an older kernel: whoever writes has the pages too
-            whole[first : first + num_bytes] = 0
     return whole[first : first + num_bytes]
 
 
@@ -47,14 +49,38 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return huge_pages(num_bytes).view(dtype).view(tuple(shape))
 
 
-class Arena:
-    """Tensors one behind the other in huge pages; they live as long as one of their chunk does.
+def pool_of_zeros(count: int, shape: Sequence[int], dtype: torch.dtype) -> tuple[list[Tensor], threading.Thread]:
+    """So many tensors of zeros, and who is finding pages for them, first things first.
 
-    It has so many bytes at once if that is told, all of them touched, and more when it has to.
+    Whoever writes before that has its pages at once, as ever; nobody waits for the thread.
     """
+    size = math.prod(shape) * dtype.itemsize
+    stride = -(-size // LINE) * LINE
+    memory = mmap.mmap(-1, max(1, count * stride), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    toucher = threading.Thread(target=_touch, args=(whole,), name="kvproof-pool", daemon=True)
+    toucher.start()
+    parts = [whole[index * stride : index * stride + size] for index in range(count)]
+    return [part.view(dtype).view(tuple(shape)) for part in parts], toucher
 
-    def __init__(self, num_bytes: int = 0) -> None:
-        self._chunk = huge_pages(num_bytes, is_touched=True) if num_bytes else torch.empty(0, dtype=torch.uint8)
+
+def _touch(memory: Tensor) -> None:
+    """Find and clear every page; what others have written stays. Nothing on a system that can not do this."""
+    try:
+        advise = ctypes.CDLL(None).madvise  # Python's own would keep every other thread waiting
+    except (AttributeError, OSError, TypeError):
+        return
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for start in range(0, len(memory), TOUCHED):
+        if advise(memory.data_ptr() + start, min(TOUCHED, len(memory) - start), POPULATE) != 0:
+            return
+
+
+class Arena:
+    """Tensors one behind the other in huge pages; they live as long as one of their chunk does."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.memory import Arena
+from kernels.cpu.memory import pool_of_zeros
 from kernels.cpu.team import why_not
 from optimized.checkpoint import LazyTensors, random_arrays, tensor_shapes
 from optimized.cli.torch_start import LEFT_OUT
@@ -131,14 +131,19 @@ def test_a_tensor_that_was_read_leaves_no_mapping_of_its_file(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_pool_is_in_memory_before_the_first_request_writes_to_it() -> None:
+def test_the_pages_of_a_pool_are_found_behind_its_back_and_what_is_written_stays() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
-    num_bytes, before = 1 << 25, resident()
-    arena = Arena(num_bytes)
-    assert resident() - before > num_bytes * 3 // 4
-    assert not arena.zeros((num_bytes,), torch.uint8).any()
+    shape, before = (1 << 20,), resident()
+    parts, toucher = pool_of_zeros(32, shape, torch.bfloat16)
+    for index, part in enumerate(parts):
+        part[-1] = index
+    toucher.join()
+    assert resident() - before > 32 * (1 << 21) * 3 // 4
+    assert [float(part[-1]) for part in parts] == list(range(32))
+    assert not any(part[:-1].any() for part in parts)
+    assert len({part.data_ptr() for part in parts}) == 32
 
 
 AFTERWARDS = """
