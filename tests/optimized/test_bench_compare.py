@@ -1,5 +1,6 @@
 """The comparison takes every side in turn, gives ratios of the same round, and names what a peer says wrongly."""
 
+import itertools
 import json
 import os
 import stat
@@ -126,3 +127,13 @@ def test_the_floor_counts_each_step_as_often_as_it_comes(monkeypatch: pytest.Mon
     floor.bytes_per_s = 2.0 * 2 * 2 * 8 * 4  # one key of all layers a second, with its value
     assert floor.seconds({Work(5, 1, 10): 2, Work(1, 1, 3): 1}) == 11 + 23
     assert Floor(MODEL, torch.bfloat16).seconds({Work(5, 1, 10): 1}) > 0
+
+
+def test_of_each_kind_of_product_the_faster_side_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimized.floor.COPIED_BYTES", 1 << 20)
+    floor = Floor(MODEL, torch.float32)
+    floor._sides *= 2
+    times = itertools.cycle([[1.0, 2.0, 4.0, 8.0, 0.5], [2.0, 1.0, 4.0, 9.0, 0.25]])
+    floor._kinds_s = lambda *_: next(times)  # type: ignore[method-assign]
+    floor.bytes_per_s = float("inf")
+    assert floor.seconds({Work(5, 1, 10): 2}) == 2 * (1 + 1 + 4 + 8 + 0.25)

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from kernels.cpu.layout import PackedWeight, pack_weight
+from kernels.cpu.layout import LEFT, PackedWeight, pack_weight
 from kernels.cpu.memory import Arena
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace
@@ -43,7 +43,7 @@ def products(weights: Sequence[PackedWeight], rows: int, team: Team) -> Callable
     works = []
     for weight in weights:
         work = Workspace(team)
-        work.room("normed", (rows, weight.padded_depth), torch.bfloat16)
+        work.room("normed", (rows, weight.padded_depth), LEFT)
         work.room("logits", (rows, weight.padded_columns), torch.float32)
         work.hold("head", weight.tiles)
         work.set(rows=rows, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
