@@ -1,0 +1,91 @@
+"""What int8 weights would cost in quality: perplexity of a fixed text, and how often the likeliest token is another one.
+
+    python -m tests.peers.measure_int8 [--tokens 1024] [MODEL]
+
+Weights are rounded to 8 bits with a scale for each group of them along a row, and then computed with in float32, like every
+other operand: so this is the rounding alone, whatever kernel will do it. Embeddings and norms keep their numbers. The
+text is Python's own manual as ``pydoc`` has it, cut into windows of 256 tokens.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data import topics
+
+import torch
+
+from optimized.checkpoint import Checkpoint, LazyTensors, load_checkpoint
+from optimized.llama import LlamaModel
+
+WINDOW = 256
+
+
+def in_int8(weight: torch.Tensor, group: int | None) -> torch.Tensor:
+    """A weight ``[rows, columns]`` as its int8 numbers give it back: a scale for each ``group`` of a row, None: for the row."""
+    groups = weight.view(len(weight), -1, group or weight.shape[1])
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return (torch.round(groups / scale) * scale).view(weight.shape)
+
+
+class Rounded(LazyTensors):
+    """The tensors of a checkpoint in bfloat16, products' weights as ``change`` gives them."""
+
+    def __init__(self, checkpoint: Checkpoint, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(checkpoint.tensors)
+        self._tensors, self._change = checkpoint.tensors, change
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name].bfloat16().float()
+        return self._change(tensor) if "_proj.weight" in name else tensor
+
+
+@torch.inference_mode()
+def logits(model: LlamaModel, windows: torch.Tensor) -> torch.Tensor:
+    """Logits after each token of each window, ``[num_windows, WINDOW, vocab_size]`` float32."""
+    found = []
+    caches = model.new_kv_caches(WINDOW // 16, 16)
+    for window in windows:
+        steps, table = torch.arange(WINDOW), torch.arange(WINDOW // 16, dtype=torch.int32)[None]
+        lengths, start = torch.tensor([WINDOW], dtype=torch.int32), torch.tensor([0, WINDOW], dtype=torch.int32)
+        found.append(model.logits(model.forward(window, steps, caches, steps, table, lengths, start)))
+    return torch.stack(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--tokens", type=int, default=1024)
+    asked = parser.parse_args()
+    checkpoint = load_checkpoint(asked.model)
+    if checkpoint.tokenizer is None:
+        raise SystemExit("the model has no tokenizer")
+    text = "".join(topics.topics[name] for name in sorted(topics.topics))
+    ids = checkpoint.tokenizer.encode(text[: 8 * asked.tokens])[: asked.tokens // WINDOW * WINDOW]
+    windows = torch.tensor(ids).view(-1, WINDOW)
+    print(
+        f"{checkpoint.name}, Python {sys.version.split()[0]}'s manual, {len(windows)} windows of {WINDOW} tokens",
+        flush=True,
+    )
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "bfloat16": lambda weight: weight,
+        "int8, a scale for each row": lambda weight: in_int8(weight, None),
+        "int8, for 64 of a row": lambda weight: in_int8(weight, 64),
+        "int8, for 32 of a row": lambda weight: in_int8(weight, 32),
+    }
+    likeliest: torch.Tensor | None = None
+    for name, change in changes.items():
+        model = LlamaModel(checkpoint.config, Rounded(checkpoint, change), torch.float32)
+        scores = logits(model, windows).log_softmax(-1)
+        loss = -scores[:, :-1].gather(-1, windows[:, 1:, None]).mean().item()
+        best = scores.argmax(-1)
+        likeliest = best if likeliest is None else likeliest
+        same = (best == likeliest).double().mean().item()
+        print(
+            f"{name:28} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
