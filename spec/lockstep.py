@@ -10,7 +10,7 @@ from spec.explore import StepJudge
 from spec.model_pool import Answer, ModelPool
 from spec.replay import observe, step
 from spec.rules import RULES, Rule, RuleViolation, broken_rules, broken_state_rules
-from spec.scope import Move, Scope, moves
+from spec.scope import Move, Scope, moves, rollbacks
 from spec.vocabulary import Event, Observe, State, initial_state
 
 NOBODY = 99
@@ -164,6 +164,9 @@ def mistakes(s: State, scope: Scope) -> Iterator[Move]:
         if running is not None:
             yield Move("rollback", running, number=0)
             yield Move("rollback", running, number=s.seqs[running].num_tokens)
+        slid = next((i for i in s.block_tables if s.seqs[i].num_dropped_blocks and rollbacks(s, i).start > 1), None)
+        if slid is not None:  # COW-8: the window has let go of what the next token would see
+            yield Move("rollback", slid, number=rollbacks(s, slid).start - 1)
     if scope.max_flights:
         yield Move("complete", number=NOBODY)
         for step_id in list(s.flights)[:1]:

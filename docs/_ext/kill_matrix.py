@@ -1,7 +1,9 @@
 """The sabotaged engines and kernels in the book: ``.. kill-matrix::`` is the rule that each of them must die by,
+``.. by-the-suite::`` the test of the plugin that fails,
 ``.. kernel-mutants::`` the check, ``.. bugs::`` what catches each public bug. Their files are read and not run."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from spec.corpus import CORPUS
 from spec.rules import RULES
 
 TESTS = Path(__file__).parents[2] / "tests"
+RECORDED = Path(__file__).parents[1] / "by_the_suite.json"
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,39 @@ def of_bug(mutant: Sabotage) -> str:
     return f"{mutant.row}, {source(BUGS[mutant.row].sources[0])}" if mutant.row in BUGS else ""
 
 
+class BySuite(Words):
+    """What the plugin makes of each mutant, as it was recorded."""
+
+    def text(self) -> str:
+        recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+        known = {(each["package"], each["mutant"]): each for each in recorded["mutants"]}
+        deaths = [(each, known.get((each.package, each.name))) for each in zoo()]
+        found = [death for _, death in deaths if death is not None]
+        named = [death for death in found if death["test"] is not None]
+        at_once = sum(len(death["killers"]) == 1 for death in named)
+        others = sum(death["test"] is None and bool(death["killers"]) for death in found)
+        counts = (
+            f"{len(found)} of {len(deaths)} mutants were sent through the plugin. {len(named)} die by the rule that the zoo names, "
+            f"{at_once} of them by nothing before it; {others} by another; {len(found) - len(named) - others} had not died when "
+            "their time was over, or when there were no more tests."
+        )
+        made = f"Recorded on {recorded['date']} at commit {recorded['commit']}: ``{recorded['command']}``."
+        why = recorded["no_door"]
+        rows = [(f":rule:`{m.killer}`", m.name, m.package, why.get(m.name) or fate(death)) for m, death in deaths]
+        return f"{counts} {made}\n\n{table(('rule', 'mutant', 'of', 'there'), rows, (12, 42, 10, 36))}"
+
+
+def fate(death: dict | None) -> str:
+    """What became of a mutant in the suite."""
+    if death is None:
+        return "not recorded"
+    before = ", ".join(f"``{killer}``" for killer in death["killers"] if killer != death["rule"])
+    if death["test"] is not None:
+        test = death["test"].partition("::")[2]
+        return f"``{test}`` fails" + (f", after failures by {before}" if before else "")
+    return f"dies by {before}" if before else "its time was over" if death["is_cut"] else "survives"
+
+
 class KernelMutants(Words):
     """Every mutant of a kernel with the check that catches it."""
 
@@ -148,6 +184,7 @@ def link(mutant: Sabotage) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    for name, directive in {"kill-matrix": KillMatrix, "kernel-mutants": KernelMutants, "bugs": Bugs}.items():
+    directives = {"kill-matrix": KillMatrix, "by-the-suite": BySuite, "kernel-mutants": KernelMutants, "bugs": Bugs}
+    for name, directive in directives.items():
         app.add_directive(name, directive)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -40,6 +40,12 @@ def test_every_state_with_a_sliding_window(walk_scope: Walk) -> None:
     walk_scope(Scope(replace(THREE, window=3), max_tokens=6, num_token_values=1, max_append=2, operations=ALONE))
 
 
+@pytest.mark.conformance_requires(Can.WINDOW, Can.ROLLBACK)
+def test_every_state_with_a_sliding_window_and_rollback(walk_scope: Walk) -> None:
+    scope = Scope(replace(THREE, window=3), max_tokens=6, num_token_values=1, operations=ALONE | ROLLBACK)
+    walk_scope(scope)
+
+
 @pytest.mark.conformance_requires(Can.ROLLBACK)
 def test_every_state_with_rollback(walk_scope: Walk) -> None:
     walk_scope(Scope(THREE, max_tokens=4, max_append=2, operations=ALONE | ROLLBACK))

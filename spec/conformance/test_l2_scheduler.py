@@ -33,6 +33,11 @@ def test_samples_and_forks_share_blocks(drive_engine: Drive) -> None:
     drive_engine(Can.FORK, Can.COPY_ON_WRITE, Can.ABORT, preempts=False)
 
 
+@pytest.mark.conformance_requires(Can.FORK, Can.COPY_ON_WRITE, Can.OVERLAP)
+def test_samples_and_forks_share_blocks_while_a_step_runs(drive_engine: Drive) -> None:
+    drive_engine(Can.FORK, Can.COPY_ON_WRITE, Can.OVERLAP, Can.ABORT, preempts=False)
+
+
 @pytest.mark.conformance_requires(Can.PREFIX_CACHE)
 def test_prompts_find_their_prefix(drive_engine: Drive) -> None:
     drive_engine(Can.PREFIX_CACHE, Can.CHUNKED_PREFILL, Can.ABORT, preempts=False)

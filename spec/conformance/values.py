@@ -1,11 +1,11 @@
 """What an adapter answers, taken over value by value: copies of our own, of exactly the types that the protocol names."""
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import TypeAlias, get_args, get_origin, get_type_hints
+from typing import TypeAlias, cast, get_args, get_origin, get_type_hints
 
 Take: TypeAlias = Callable[[object], object]
 """Makes a copy that shares nothing with the value. Raises ``Nonsense``."""
@@ -45,9 +45,9 @@ def taker(hint: object) -> Take:
     if isinstance(hint, UnionType):
         return _union(hint)
     if origin is tuple:
-        return _tuple(hint, taker(arguments[0]))
+        return _kept(tuple, arguments[0], _tuple(hint, taker(arguments[0])))
     if origin is frozenset:
-        return _frozenset(hint, taker(arguments[0]))
+        return _kept(frozenset, arguments[0], _frozenset(hint, taker(arguments[0])))
     if origin is Mapping:
         return _mapping(hint, taker(arguments[0]), taker(arguments[1]))
     if isinstance(hint, type) and is_dataclass(hint):
@@ -62,6 +62,19 @@ def _plain(hint: object) -> Take:
         if type(value) is not hint:
             raise Nonsense(value, hint)
         return value
+
+    return take
+
+
+def _kept(kind: type, item: object, otherwise: Take) -> Take:
+    """A collection of numbers or texts is its own copy: nobody can change it. Most are, and it is seen at once."""
+    if item not in (int, str):
+        return otherwise
+
+    def take(value: object) -> object:
+        if type(value) is kind and {item}.issuperset(map(type, cast(Iterable[object], value))):
+            return value
+        return otherwise(value)
 
     return take
 

@@ -115,7 +115,14 @@ def test_a_worker_tells_nothing_of_who_has_ended_and_only_the_token_of_who_was_p
         scheduled_new_reqs=[new("b", (1,), [3])],
     )
     outcome = worker.run(both, NAMED, ten, gone={"b"}, preempted={"a"})
-    assert outcome == vllm.Outcome((), {"a": 10})
+    assert outcome == vllm.Outcome((), {"a": 10}, {"a": Write(7, 2, (4,)), "b": Write(8, 0, (6,))})
+
+
+def test_a_write_for_somebody_who_left_is_told_only_if_it_strays_from_his_table() -> None:
+    wrote = {"a": Write(7, 2, (4,)), "b": Write(8, 0, (0, 1))}
+    assert vllm_async.stray_writes(wrote, {"a": (4, 2), "b": (0,)}, block_size=2) == ()
+    assert vllm_async.stray_writes(wrote, {"a": (4, 5), "b": (3,)}, block_size=2) == (*wrote.values(),)
+    assert vllm_async.stray_writes(wrote, {"a": (2,), "b": (0,)}, block_size=2) == (wrote["a"],)
 
 
 def test_a_worker_forgets_who_has_ended_before_it_hears_of_who_is_new(worker: vllm.Worker) -> None:

@@ -1,165 +1,182 @@
-"""Send every sabotaged engine and pool through the suite's own tests, as the plugin makes them, and print what each dies by.
+"""Send every sabotaged engine and pool through the door that its user's goes through, and record which test of the suite it dies in.
 
-    python -m tests.mutants.by_the_suite [--json FILE] [--seconds 40] [NAME ...]
+    python -m tests.mutants.by_the_suite [--json FILE] [--seconds 60] [NAME ...]
 
-The tests are those of the levels L0 to L3, with the plugin's guard, judge and number of stories; the test of everything that
-is declared comes first. A mutant is done when a test fails by the rule that the zoo names, or when none is left. What it was
-killed by before that is shown as well. Mutants that tell their events themselves, or publish them, have no door here.
+That is ``pytest --pyargs spec.conformance --engine ...`` with its levels L0 to L3, in this process and without other plugins. Whose
+chapter it is comes first (``FIRST``), then the test of everything that is declared, then the others; the run ends with the
+first failure by the rule that the zoo names, and what failed before that is recorded as well. A test that the time budget
+cuts off is incomplete.
 """
 
 import argparse
-import inspect
 import json
+import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
-from importlib import import_module
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
-from typing import Any  # a factory of a package that was made a moment ago
+from subprocess import run
 
-from spec.conformance import test_l0_allocator, test_l1_sharing, test_l2_scheduler, test_l3_preemption
-from spec.conformance.declared import try_engine, try_pool
-from spec.conformance.door import judged_engine, judged_pool
-from spec.conformance.guard import AdapterFault
-from spec.conformance.hunt import Hunt, hunt_engine, hunt_pool, narrowed, walk_pool
-from spec.conformance.shrink import Calls
-from spec.conformance.story import Failed, Setting
-from spec.conformance.suite import MAX_EXAMPLES
-from spec.conformance.target import Kind, Target
-from spec.engine import Capability, Profile
-from spec.scope import Scope, needs
-from spec.vocabulary import Config
+import pytest
+
+from spec.conformance.suite import PROPERTY
+from spec.vocabulary import AdmissionRule, Policy, Recovery
 from tests.mutants.ahead_zoo import AHEAD_ZOO
 from tests.mutants.choices_zoo import CHOICES_ZOO
+from tests.mutants.kv_events_zoo import KV_EVENTS_ZOO
+from tests.mutants.kv_told_zoo import KV_TOLD_ZOO
 from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
 from tests.mutants.overlap_zoo import OVERLAP_ZOO
 from tests.mutants.pool_zoo import POOL_ZOO
 from tests.mutants.reference_zoo import REFERENCE_ZOO
-from tests.mutants.sabotage import Mutant, sabotaged
+from tests.mutants.sabotage import ROOT, Mutant, sabotaged
+from tests.mutants.stream_zoo import STREAM_ZOO
 
-MAKERS = (
-    ("", "make_engine", (*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO)),
-    (".model_engine", "make_engine_at_schedule", CHOICES_ZOO),
-    (".model_engine", "make_engine_ahead", AHEAD_ZOO),
-    ("", "make_pool", POOL_ZOO),
+DOORS = (
+    ("make_engine", (*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO, *STREAM_ZOO, *KV_EVENTS_ZOO)),
+    ("model_engine:make_engine_at_schedule", CHOICES_ZOO),
+    ("model_engine:make_engine_ahead", AHEAD_ZOO),
+    ("make_pool", POOL_ZOO),
 )
-"""In which module of the sabotaged package the factory is, and what it is called."""
-NO_SETTING = Setting("", {})
+"""The factory in the sabotaged package, and in which of its modules it is."""
+LEVELS = "L0,L1,L2,L3"
+NO_DOOR = {
+    mutant.name: "the events that it publishes are at fault, and the protocol has none" for mutant in KV_TOLD_ZOO
+}
+"""Mutants that no test of these levels can see, and why."""
+FIRST = {"COW": ("fork",), "CACHE": ("prefix",), "PREEMPT": ("preempted", "gives_way"), "SWAP": ("host_memory",)}
+"""Words in the names of the tests that a chapter is about. They save time, and nothing else."""
 
 
-class OutOfTime(Exception):
-    """A mutant was given all the time that there is."""
+@dataclass(frozen=True)
+class Death:
+    """What became of a mutant: ``killers`` in their order, and ``test`` is the one that fails by the named rule."""
+
+    mutant: str
+    package: str
+    rule: str
+    killers: tuple[str, ...]
+    test: str | None
+    is_cut: bool
+    seconds: float
 
 
-class Quick(Hunt):
-    """A hunt that keeps the story as it was found."""
+class UntilTheRule:
+    """A plugin of pytest's: the test of everything first, and nothing more after the rule that is waited for."""
 
-    def replay(self, config: Config, calls: Calls) -> Failed | None:
-        return None
+    def __init__(self, mutant: Mutant) -> None:
+        self.rule = mutant.rule
+        self.words = telling(mutant)
+        self.killers: list[str] = []
+        self.test: str | None = None
+        self.is_cut = False
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session
 
-class Door:
-    """Gives the suite's tests what pytest would: the fixtures of ``spec/conformance/conftest.py``."""
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=self._turn)
 
-    def __init__(self, target: Target, profile: Profile, seconds: float) -> None:
-        self.target = target
-        self.profile = profile
-        self.end = time.process_time() + seconds
-        self.test = ""
+    def _turn(self, item: pytest.Item) -> tuple[int, bool]:
+        return -sum(word in item.name for word in self.words), "everything" not in item.name
 
-    def check_time(self, done: Callable[[], str]) -> None:
-        if time.process_time() > self.end:
-            raise OutOfTime
-
-    def _hunt(self, judge: Callable[..., object]) -> Quick:
-        return Quick(self.target, NO_SETTING, partial(judge, self.target.call), self.check_time)
-
-    def drive_engine(self, *capabilities: Capability, preempts: bool | None = None) -> None:
-        make: Any = self.target.call
-        try_engine(make, *capabilities)
-        profile = narrowed(self.profile, frozenset(capabilities), preempts)
-        hunt_engine(self._hunt(judged_engine), profile, MAX_EXAMPLES, self.test)
-
-    def drive_pool(self, *capabilities: Capability) -> None:
-        make: Any = self.target.call
-        try_pool(make, *capabilities)
-        profile = narrowed(self.profile, frozenset(capabilities), None)
-        hunt_pool(self._hunt(judged_pool), profile, MAX_EXAMPLES, self.test)
-
-    def walk_scope(self, scope: Scope) -> None:
-        make: Any = self.target.call
-        try_pool(make, *needs(scope))
-        num_blocks = scope.config.num_blocks + self.profile.num_reserved_blocks
-        walk_pool(self._hunt(judged_pool), make, replace(scope, config=replace(scope.config, num_blocks=num_blocks)))
-
-    def tests(self) -> Iterator[tuple[str, Callable[..., None]]]:
-        """The tests for what the profile declares, that of everything first."""
-        modules = (test_l0_allocator, test_l1_sharing, test_l2_scheduler, test_l3_preemption)
-        found = [item for module in modules for item in vars(module).items() if item[0].startswith("test_")]
-        for name, test in sorted(found, key=lambda item: "everything" not in item[0]):
-            takes_engine = "drive_engine" in inspect.signature(test).parameters
-            needed = [each for mark in getattr(test, "pytestmark", []) for each in mark.args]
-            if takes_engine == (self.target.kind is Kind.ENGINE) and self.profile.can(*needed):
-                yield name, test
-
-    def killers(self, rule: str) -> Iterator[str]:
-        """What each test dies by, as long as it is not this rule."""
-        for name, test in self.tests():
-            self.test = name
-            try:
-                test(*(getattr(self, fixture) for fixture in inspect.signature(test).parameters))
-            except Failed as failed:
-                yield failed.kind
-                if failed.rule == rule:
-                    return
-            except AdapterFault as fault:
-                yield f"AdapterFault in {fault.method}"
-            except OutOfTime:
-                yield "out of time"
-                return
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome = dict(report.user_properties).get(PROPERTY)
+        if not isinstance(outcome, dict):
+            return
+        if outcome["outcome"] == "incomplete":
+            self.is_cut, self.session.shouldstop = True, "the time is over"
+        elif outcome["outcome"] in ("failed", "error"):
+            rule = str(outcome.get("rule") or outcome.get("method") or outcome.get("sentence") or outcome["reason"])
+            self.killers.append(rule)
+            if rule == self.rule:
+                self.test, self.session.shouldstop = str(outcome["id"]), "it is dead"
 
 
-def killers(mutant: Mutant, package: ModuleType, module: str, factory: str, seconds: float) -> list[str]:
-    make = getattr(import_module(f"{package.__name__}{module}"), factory)
-    kind = Kind.POOL if factory == "make_pool" else Kind.ENGINE
-    profile = make(Config(num_blocks=8)).profile
-    target = Target(f"{package.__name__}:{factory}", kind, make, profile)
-    return list(Door(target, profile, seconds).killers(mutant.rule))
+def telling(mutant: Mutant) -> tuple[str, ...]:
+    """Words in the names of the tests in which the mutant should show: those of its chapter, and of the limits that suit it."""
+    words = FIRST.get(mutant.rule.partition("-")[0], ())
+    config = mutant.config or (mutant.scope.config if mutant.scope else None)
+    if config is not None:
+        words += ("prefix",) if config.prefix_cache else ()
+        words += ("sliding_window",) if config.window is not None else ()
+        words += ("host_memory",) if config.recovery is Recovery.SWAP or config.num_host_blocks else ()
+        words += ("urgent",) if config.policy is Policy.PRIORITY else ()
+        words += ("preempted",) if config.admission_rule is AdmissionRule.OPTIMISTIC else ()
+    if mutant.scope is not None:
+        words += ("rollback",) if "rollback" in mutant.scope.operations else ()
+        words += ("in_flight",) if mutant.scope.max_flights else ()
+    return words + (("while_another_one_runs", "while_a_step_runs") if mutant in OVERLAP_ZOO else ())
+
+
+def judged(mutant: Mutant, door: str, seconds: float) -> Death:
+    """Run the suite on the mutant."""
+    begin = time.process_time()
+    with tempfile.TemporaryDirectory() as folder, sabotaged(mutant, Path(folder)) as package:
+        module, _, factory = door.rpartition(":")
+        target = f"{'.'.join(filter(None, (package.__name__, module)))}:{factory}"
+        own = ["-p", "spec.conformance.plugin", "-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull]
+        asked = ["--engine", target, "--conformance-level", LEVELS, "--conformance-time-budget", f"{seconds:g}"]
+        until = UntilTheRule(mutant)
+        pytest.main([*own, "--rootdir", folder, "--pyargs", "spec.conformance", *asked], plugins=[until])
+    took = round(time.process_time() - begin, 1)
+    return Death(mutant.name, mutant.package, mutant.rule, tuple(until.killers), until.test, until.is_cut, took)
+
+
+def chosen(names: list[str]) -> Iterator[tuple[Mutant, str]]:
+    """The mutants whose names have one of these in them, or all."""
+    for door, zoo in DOORS:
+        for mutant in zoo:
+            if not names or any(name in mutant.name for name in names):
+                yield mutant, door
+
+
+def verdict(death: Death) -> str:
+    if death.test is not None:
+        return "by its rule"
+    if death.killers:
+        return "by another"
+    return "OUT OF TIME" if death.is_cut else "SURVIVES"
+
+
+def save(deaths: list[Death], path: Path, command: str, commit: str) -> None:
+    """Record the deaths, under the command, the commit and the day; those that were recorded before stay."""
+    known: list[dict[str, object]] = json.loads(path.read_text(encoding="utf-8"))["mutants"] if path.exists() else []
+    names = {death.mutant for death in deaths}
+    rows = [*(row for row in known if row["mutant"] not in names), *map(asdict, deaths)]
+    rows.sort(key=lambda row: (str(row["rule"]), str(row["mutant"])))
+    head = {"command": command, "commit": commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    path.write_text(json.dumps({**head, "no_door": NO_DOOR, "mutants": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose names have this in them")
-    parser.add_argument("--json", type=Path, help="write the table there as well, after each mutant")
-    parser.add_argument("--seconds", type=float, default=40, help="of processor time, for each mutant")
+    parser.add_argument("--json", type=Path, help="record the table there as well, after each mutant")
+    parser.add_argument("--seconds", type=float, default=60, help="the time budget of each run")
     args = parser.parse_args()
-    chosen = [
-        (mutant, module, factory)
-        for module, factory, zoo in MAKERS
-        for mutant in zoo
-        if not args.names or any(name in mutant.name for name in args.names)
-    ]
-    random.Random(0).shuffle(chosen)  # a run that is cut short has seen something of everything
-    rows: list[dict[str, object]] = []
-    for mutant, module, factory in chosen:
-        with tempfile.TemporaryDirectory() as folder, sabotaged(mutant, Path(folder)) as package:
-            found = killers(mutant, package, module, factory, args.seconds)
-        rows.append({"mutant": mutant.name, "package": mutant.package, "rule": mutant.rule, "killers": found})
-        verdict = (
-            "by its rule" if mutant.rule in found else "by another" if set(found) - {"out of time"} else "SURVIVES"
-        )
-        print(f"{verdict:12} {mutant.rule:11} {', '.join(found):40} {mutant.package}: {mutant.name}", flush=True)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--exclude", "*", "--abbrev=12", "--dirty=+"]
+    commit = run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    command = f"python -m tests.mutants.by_the_suite --json FILE --seconds {args.seconds:g}"
+    mutants = list(chosen(args.names))
+    random.Random(0).shuffle(mutants)  # a run that is cut short has seen something of everything
+    deaths: list[Death] = []
+    for mutant, door in mutants:
+        deaths.append(death := judged(mutant, door, args.seconds))
+        facts = f"{verdict(death):12} {death.rule:11} {death.seconds:6.1f} s  {', '.join(death.killers):30}"
+        print(f"{facts} {mutant.package}: {mutant.name}", flush=True)
         if args.json:
-            args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    named = sum(1 for row in rows if row["rule"] in row["killers"])  # type: ignore[operator]  # a list of texts
-    dead = sum(1 for row in rows if set(row["killers"]) - {"out of time"})  # type: ignore[call-overload]  # the same
+            save(deaths, args.json, command, commit)
+    named = sum(death.test is not None for death in deaths)
+    dead = sum(bool(death.killers) for death in deaths)
     print(
-        f"{len(rows)} of {len(chosen)} mutants judged: {named} die by the rule that is named, {dead - named} by others, "
-        f"{len(rows) - dead} survive"
+        f"{len(deaths)} mutants judged: {named} die by the rule that is named, {dead - named} by others, "
+        f"{len(deaths) - dead} survive"
     )
 
 

@@ -26,7 +26,7 @@ from spec.lockstep import NOBODY, mistakes
 from spec.monitor import Monitor
 from spec.replay import step
 from spec.rules import RuleViolation, broken_rules
-from spec.scope import Move, Scope, moves, rollbacks
+from spec.scope import Move, Scope, moves
 from spec.uncounted import UNCOUNTED
 from spec.vocabulary import Config, Event, Observe, Prefix, SeqId, State, Token, initial_state
 
@@ -190,7 +190,7 @@ def _walk(pool: ClonedPool, scope: Scope, max_states: int) -> None:
     seen: set[Key] = {canonical(first)}
     while queue and len(seen) < max_states:
         place, state = queue.popleft()
-        for move in (*mistakes(state, scope), *_too_far(state, scope), *moves(state, scope)):
+        for move in (*mistakes(state, scope), *moves(state, scope)):
             pool, follower = place.clone(), Follower(scope.config, "pool")
             follower.state = state
             for event in _answer(move, pool):
@@ -208,10 +208,3 @@ def _answer(move: Move, pool: Pool) -> tuple[Event, ...]:
     except InvalidRequest:
         return ()
     return answer if isinstance(answer, tuple) else ()
-
-
-def _too_far(s: State, scope: Scope) -> Iterator[Move]:
-    """Rollbacks to where the window has let go."""
-    if "rollback" in scope.operations:
-        for i in s.block_tables:
-            yield from (Move("rollback", i, number=n) for n in range(1, rollbacks(s, i).start))

@@ -9,7 +9,7 @@ The door is the adapter's: in vLLM it stands in front of the scheduler, so SCHED
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any  # vLLM has no types here: what is annotated with Any is an object of vLLM's
 
 from spec.allocator import blocks_needed
@@ -123,26 +123,29 @@ class Worker:
     ) -> "Outcome":
         """One forward pass: in each layer all writes come before all reads. Then a token for each complete request.
 
-        Of those who have ended meanwhile nothing is told, and of those who were preempted the token only.
+        Of those who have ended meanwhile nothing is told, and of those who were preempted the token only; what the step
+        writes for them all the same is kept apart.
         """
         self._hear(output, seqs)
         writes, reads, sampled = list[DeviceEvent](), list[DeviceEvent](), dict[str, Token]()
-        scheduled = {name: count for name, count in output.num_scheduled_tokens.items() if name not in gone}
-        for name, count in scheduled.items():
-            if name in preempted:
-                continue
+        unheard: dict[str, Write] = {}
+        for name, count in output.num_scheduled_tokens.items():
             told = self.told[name]
             start, stop = told.num_computed_tokens, told.num_computed_tokens + count
             lacking = blocks_needed(stop, self.block_size) - len(told.block_table)
             table = (*told.block_table, *[NULL_BLOCK] * lacking)
-            writes.append(Write(told.seq, start, slot_mapping(table, start, stop, self.block_size)))
-            reads.append(Read(told.seq, slot_mapping(table, 0, stop, self.block_size)))
-        for name, count in scheduled.items():
+            write = Write(told.seq, start, slot_mapping(table, start, stop, self.block_size))
+            if name in gone or name in preempted:
+                unheard[name] = write
+            else:
+                writes.append(write)
+                reads.append(Read(told.seq, slot_mapping(table, 0, stop, self.block_size)))
+        for name, count in output.num_scheduled_tokens.items():
             told = self.told[name]
-            if told.num_computed_tokens + count == len(told.tokens):
+            if name not in gone and told.num_computed_tokens + count == len(told.tokens):
                 sampled[name] = token_source(told.seq, tuple(told.tokens))
                 told.tokens.append(sampled[name])
-        return Outcome((*writes, *reads), sampled)
+        return Outcome((*writes, *reads), sampled, unheard)
 
     def _hear(self, output: Any, seqs: Mapping[str, SeqId]) -> None:
         if output.kv_cache_block_copies:
@@ -161,10 +164,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the device did in a step, and the token that it drew for each request that was complete."""
+    """What the device did in a step, and the token that it drew for each request that was complete. ``unheard`` is what it
+    wrote for those who had left the step meanwhile."""
 
     events: tuple[DeviceEvent, ...]
     sampled: dict[str, Token]
+    unheard: dict[str, Write] = field(default_factory=dict)
 
 
 class VllmEngine:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any  # vLLM has no types here: what is annotated with Any is an object of vLLM's
 
+from spec.block_table import slot_mapping
 from spec.conformance.adapters import vllm
 from spec.engine import Capability, InvalidRequest, Profile, StepReport, TokenSource
-from spec.vocabulary import Config, Flight, Preempt, SeqId, State, StepId, Token
+from spec.vocabulary import BlockId, Config, Flight, Preempt, SeqId, State, StepId, Token, Write
 
 PROFILE = replace(
     vllm.PROFILE,
@@ -26,11 +27,13 @@ PRIORITY_PROFILE = replace(
 
 @dataclass
 class Message:
-    """What the scheduler told its workers, and the names that it used; ``step_id`` is None if nothing is computed."""
+    """What the scheduler told its workers, the names that it used, and the tables that they had then; ``step_id`` is None if
+    nothing is computed."""
 
     step_id: StepId | None
     output: Any
     seqs: Mapping[str, SeqId]
+    tables: Mapping[str, tuple[BlockId, ...]]
 
 
 class AsyncVllmEngine(vllm.VllmEngine):
@@ -59,7 +62,9 @@ class AsyncVllmEngine(vllm.VllmEngine):
         self._learn_keys()
         self._leave_flights(preempted)
         step_id = self.num_begun if output.num_scheduled_tokens else None
-        self.messages.append(Message(step_id, output, self._seqs()))
+        manager = self.scheduler.kv_cache_manager
+        tables = {name: tuple(manager.get_block_ids(name)[0]) for name in output.num_scheduled_tokens}
+        self.messages.append(Message(step_id, output, self._seqs(), tables))
         if step_id is None:
             self.waits_for_end = bool(self.flights)
             self._tell_what_computes_nothing()
@@ -81,7 +86,8 @@ class AsyncVllmEngine(vllm.VllmEngine):
         outcome = self.worker.run(message.output, message.seqs, token_source, gone, preempted)
         emitted, finished = self._update(message.output, outcome)
         self._tell_what_computes_nothing()
-        return StepReport(outcome.events, emitted, (), finished)
+        strays = stray_writes(outcome.unheard, message.tables, self.config.block_size)
+        return StepReport((*strays, *outcome.events), emitted, (), finished)
 
     def step(self, token_source: TokenSource) -> StepReport:
         if self.flights:
@@ -109,6 +115,19 @@ class AsyncVllmEngine(vllm.VllmEngine):
         while self.messages and self.messages[0].step_id is None:
             message = self.messages.popleft()
             self._update(message.output, self.worker.run(message.output, message.seqs, _no_token))
+
+
+def stray_writes(
+    unheard: Mapping[str, Write], tables: Mapping[str, tuple[BlockId, ...]], block_size: int
+) -> tuple[Write, ...]:
+    """Of what a step wrote for those who had left it, what did not go where their tables were when it was scheduled. The
+    rest is taken as written, and no rule allows these: nobody is there any more who could write them."""
+
+    def strays(write: Write, table: tuple[BlockId, ...]) -> bool:
+        stop = write.start + len(write.slots)
+        return stop > len(table) * block_size or write.slots != slot_mapping(table, write.start, stop, block_size)
+
+    return tuple(write for name, write in unheard.items() if strays(write, tables[name]))
 
 
 def _no_token(seq: SeqId, tokens: tuple[Token, ...]) -> Token:
