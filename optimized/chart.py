@@ -106,11 +106,11 @@ def html(charts: Sequence[Bars | Curves], title: str) -> str:
 def describe(chart: Bars | Curves) -> str:
     """What a chart shows, in sentences."""
     if isinstance(chart, Bars):
-        return f"{chart.caption}: {', '.join(f'{name} {number:.4g}' for name, number in chart.values)}."
+        return f"{chart.caption}: {', '.join(f'{name} {_digits(number, 4)}' for name, number in chart.values)}."
     said = [f"{chart.caption}, {chart.y} against {chart.x}."]
     for curve in chart.curves:
-        said.append(f"{curve.name}: {', '.join(f'{p[1]:.3g} at {p[0]:g}' for p in curve.points)}.")
-    return " ".join([*said, *(f"{name} at {x:.3g}." for x, name in chart.marks)])
+        said.append(f"{curve.name}: {', '.join(f'{_digits(p[1], 3)} at {p[0]:g}' for p in curve.points)}.")
+    return " ".join([*said, *(f"{name} at {_digits(x, 3)}." for x, name in chart.marks)])
 
 
 def _bars(chart: Bars, top: float) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _bars(chart: Bars, top: float) -> Iterator[str]:
         y, wide = top + i * ROW, (WIDTH - left - 90) * number / most
         yield _text("quiet", 12, y + 13, name)
         yield f'<rect class="kc-series{i % chart.num_kinds % NUM_COLOURS}" x="{left:g}" y="{y:g}" width="{wide:.1f}" height="{ROW - 6}"/>'
-        yield _text("ink", left + wide + 6, y + 13, f"{number:.4g}")
+        yield _text("ink", left + wide + 6, y + 13, _digits(number, 4))
 
 
 def _curves(chart: Curves, top: float) -> Iterator[str]:
@@ -165,6 +165,11 @@ def _curves(chart: Curves, top: float) -> Iterator[str]:
         middle = "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y, _, _ in curve.points)
         yield f'<path class="kc-{colour}-line{dash}" d="M{middle}"/>'
         yield _text(colour, across(curve.points[-1][0]) + 8, end + 4, curve.name)
+
+
+def _digits(number: float, count: int) -> str:
+    """A number with so many digits; a large one whole, and never as a power of ten."""
+    return f"{number:,.0f}" if abs(number) >= 10.0 ** (count - 1) else f"{number:.{count}g}"
 
 
 def _apart(places: list[float]) -> list[float]:

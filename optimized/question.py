@@ -21,6 +21,8 @@ from spec.vocabulary import InvalidConfig
 
 MAX_POINTS, MAX_SWAP_GIB = 500, 1 << 20
 NOT_SWEPT = ("workload", "slo", "seeds", "coarse")
+FARTHEST_MARK = 1.5
+"""How far beyond the last rate of a sweep the saturation rate is still drawn: farther, it would push the curves together."""
 CHECKED_S, CHECKED_REPLICAS = 3600.0, 2
 """For how long, and with how many replicas of the fleet, a coarse model is compared with the engine."""
 
@@ -175,6 +177,11 @@ class Question:
             **facts,
         }
 
+    def title(self, answer: Facts) -> str:
+        """Over its pictures."""
+        fit, rate = answer["requests_that_fit"], answer["saturation_rate"]
+        return f"{self.model} on {answer['gpu']}: {fit:,} requests fit, saturated at {rate:.4g} a second"
+
     @staticmethod
     def charts(answer: Facts) -> list[Bars | Curves]:
         """Three pictures of an answer: how long the first token and the others take, and where the slots of the cache are."""
@@ -228,9 +235,9 @@ class Sweep:
 
     @property
     def numbers(self) -> list[float] | None:
-        """The values as numbers, if all of them are."""
+        """The values as numbers, if all of them are, and if they are enough for a line."""
         try:
-            return [float(value) for value in self.values]
+            return [float(value) for value in self.values] if len(self.values) > 1 else None
         except ValueError:
             return None
 
@@ -248,7 +255,7 @@ class Sweep:
             yield {self.name: value} | answer | {self.name: value}
 
     def charts(self, answers: list[Facts]) -> list[Bars | Curves]:
-        """Two pictures of the answers: how long the first token takes, and how much is done."""
+        """Pictures of the answers: how long the first token takes, how much is done, and what fits where that is not always the same."""
         numbers = self.numbers
         if numbers is None:
             names = [str(value) for value in self.values]
@@ -256,12 +263,17 @@ class Sweep:
             done = tuple(zip(names, (each["requests_per_s"]["median"] for each in answers), strict=True))
             return [Bars("Requests that fit", fit), Bars("Requests finished a second", done)]
         label = self.name.replace("_", " ") + (", requests a second" if self.name == "rate" else "")
-        marks = ((answers[0]["saturation_rate"], "saturated"),) if self.name == "rate" else ()
+        saturation = answers[0]["saturation_rate"]
+        is_near = self.name == "rate" and saturation <= FARTHEST_MARK * max(numbers)
+        marks = ((saturation, "saturated"),) if is_near else ()
         first = tuple(_curve(f"{p}", numbers, [each["ttft_s"] for each in answers], p) for p in ("p50", "p99"))
         done_curve = Curve("finished", _points(numbers, [each["requests_per_s"] for each in answers]))
+        fits = [float(each["requests_that_fit"]) for each in answers]
+        fit_curve = Curve("fit", tuple((x, fit, fit, fit) for x, fit in zip(numbers, fits, strict=True)))
         return [
             Curves("Time to the first token", label, "seconds", first, marks, log=True),
             Curves("Requests finished a second", label, "requests", (done_curve,), marks),
+            *([Curves("Requests that fit", label, "requests", (fit_curve,))] if len(set(fits)) > 1 else []),
         ]
 
 

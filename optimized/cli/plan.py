@@ -113,7 +113,7 @@ def plan(
     if sweep is None:
         answer = with_status("Simulating", question.answer)
         if plot is not None:
-            _draw(plot, question.charts(answer), f"{question.model} on {question.gpu}")
+            _draw(plot, question.charts(answer), question.title(answer))
         print_json(answer) if as_json else _show(answer)
         return
     several = Sweep.read(sweep)

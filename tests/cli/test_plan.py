@@ -48,6 +48,19 @@ def test_a_sweep_is_a_list_and_its_picture_says_in_words_what_it_shows(run: Run,
     words = drawing.findtext("{http://www.w3.org/2000/svg}desc")
     assert words is not None
     assert f"{answers[1]['ttft_s']['p50']['median']:.3g} at 32" in words
+    assert f"fit: {answers[0]['requests_that_fit']:,} at 16" in words
+
+
+def test_a_sweep_of_one_value_is_no_line_and_a_far_saturation_does_not_push_the_curves_together(
+    run: Run, tmp_path: Path
+) -> None:
+    plot = tmp_path / "sweep.svg"
+    for values, words in (("rate=40", "Requests finished a second: 40.0 "), ("rate=20:40:20", "finished: ")):
+        run(*QUICK, "--seeds", "1", "--sweep", values, "--plot", plot)
+        drawn = ElementTree.fromstring(plot.read_text()).findtext("{http://www.w3.org/2000/svg}desc")
+        assert drawn is not None
+        assert words in drawn
+        assert "saturated" not in drawn
 
 
 def test_a_sweep_of_names_is_a_page_that_asks_nobody(run: Run, tmp_path: Path) -> None:
