@@ -1,4 +1,7 @@
-"""transformers as a peer of ``kvproof bench compare``: static batches of 16, padded, each run to its longest answer."""
+"""transformers as a peer of ``kvproof bench compare``: static batches of 16, padded, each run to its longest answer.
+
+In bfloat16, and in float32 on a CPU that has no fast bf16 products in torch: what serves it best.
+"""
 
 import argparse
 import json
@@ -17,8 +20,9 @@ def main() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     model = AutoModelForCausalLM.from_pretrained(
-        asked.model, dtype=torch.bfloat16, attn_implementation="sdpa", local_files_only=True
+        asked.model, dtype=dtype, attn_implementation="sdpa", local_files_only=True
     ).eval()
     pad = 0
 
@@ -47,7 +51,7 @@ def main() -> None:
         )
         return sum(each["max_tokens"] for each in requests)
 
-    print(json.dumps({"engine": "transformers"}), flush=True)
+    print(json.dumps({"engine": "transformers", "dtype": str(dtype).removeprefix("torch.")}), flush=True)
     for line in sys.stdin:
         wanted = json.loads(line)
         with open(wanted["workload"], encoding="utf-8") as file:
