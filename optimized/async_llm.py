@@ -7,7 +7,7 @@ import contextlib
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +58,17 @@ class Health:
     """How often the engine has died and was made anew."""
     num_violations: int
     """How often it died because it broke a rule, and somebody looked."""
+
+
+LONG_TEXT = 1 << 16
+"""Characters, or tokens, that take longer to read than others should have to wait."""
+
+
+def _size(text: object) -> int:
+    """How long a prompt or a message is, in whatever form it comes."""
+    if isinstance(text, Mapping):
+        return sum(map(_size, text.values()))
+    return len(text) if isinstance(text, Sized) else 0
 
 
 class Party:
@@ -130,6 +141,8 @@ class AsyncLLM:
         # Texts are read in a thread, so that neither the event loop nor the engine waits; in one, so that who asks first
         # is served first.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-reader")
+        # But nobody waits for a text of megabytes that somebody else has sent.
+        self._long_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-long-reader")
         # Some grammars take seconds to make, and nobody's text waits for them.
         self._grammar_maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-grammar")
         self._mailboxes: dict[AbstractEventLoop, Mailbox] = {}
@@ -229,7 +242,7 @@ class AsyncLLM:
             None if timeout_s is None else loop.call_later(timeout_s, stream.arrive, TimeoutError("it took too long"))
         )
         try:
-            checked = await loop.run_in_executor(self._reader, self.llm.prompt_of, prompt)
+            checked = await loop.run_in_executor(self._reader_of(_size(prompt)), self.llm.prompt_of, prompt)
             if params.structured_outputs is not None:
                 with self._engine.aside():
                     await loop.run_in_executor(self._grammar_maker, self.llm.grammar_of, params)
@@ -260,18 +273,18 @@ class AsyncLLM:
         self, messages: Conversation, add_generation_prompt: bool = True, tools: Conversation | None = None
     ) -> Prompt:
         """A conversation as a prompt for ``generate``."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, self.llm.chat_prompt, messages, add_generation_prompt, tools)
+        loop, reader = asyncio.get_running_loop(), self._reader_of(sum(map(_size, messages)))
+        return await loop.run_in_executor(reader, self.llm.chat_prompt, messages, add_generation_prompt, tools)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[Token]:
         """The token ids of a text. Raises ``InvalidRequest`` where there is no tokenizer."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, self.llm.encode, text, add_special_tokens)
+        return await loop.run_in_executor(self._reader_of(_size(text)), self.llm.encode, text, add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[Token]) -> str:
         """The text of token ids. Raises ``InvalidRequest`` where there is no tokenizer."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, self.llm.decode, token_ids)
+        return await loop.run_in_executor(self._reader_of(_size(token_ids)), self.llm.decode, token_ids)
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Take no more requests, give the unfinished ones so long to end, and stop; the rest gets ``EngineStopped``."""
@@ -281,6 +294,7 @@ class AsyncLLM:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(self._stop)
         self._reader.shutdown(wait=False)
+        self._long_reader.shutdown(wait=False)
         self._grammar_maker.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -290,6 +304,9 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+    def _reader_of(self, size: int) -> ThreadPoolExecutor:
+        return self._long_reader if size > LONG_TEXT else self._reader
 
     def _mailbox(self) -> Mailbox:
         loop = asyncio.get_running_loop()

@@ -193,6 +193,7 @@ class LLM:
     def prompt_of(self, prompt: Prompt) -> dict[str, Any]:
         """A prompt with its token ids, checked, for ``add_request``; any thread may ask."""
         text, token_ids = self._read(prompt)
+        self._demand_room(len(token_ids))  # before it is counted among those that wait
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def grammar_of(self, params: SamplingParams) -> Grammar | None:
@@ -407,12 +408,16 @@ class LLM:
         words = [tuple(self.encode(spelling, add_special_tokens=False)) for spelling in spellings]
         return tuple(word for word in dict.fromkeys(words) if word)
 
+    def _demand_room(self, num_prompt_tokens: int) -> None:
+        """Raise unless there is room for an answer in the context."""
+        if num_prompt_tokens >= self.config.max_model_len:
+            limit = f"below max_model_len ({self.config.max_model_len}), so that there is room for an answer"
+            raise InvalidField("the number of prompt tokens", num_prompt_tokens, limit)
+
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """What the caller says, or what is left of the context and, for each sample, of the cache."""
         config = self._core.config
-        if num_prompt_tokens >= config.max_model_len:
-            limit = f"below max_model_len ({config.max_model_len}), so that there is room for an answer"
-            raise InvalidField("the number of prompt tokens", num_prompt_tokens, limit)
+        self._demand_room(num_prompt_tokens)
         if params.max_tokens is not None:
             return params.max_tokens
         # The last token needs no slot.

@@ -2,11 +2,13 @@
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from optimized.async_llm import LONG_TEXT
 from optimized.checkpoint import Checkpoint
 from optimized.server.body import is_deeper, is_json
 from optimized.server.requests import MOST_ERRORS, ChatRequest, CompletionRequest, DetokenizeRequest
@@ -161,6 +163,43 @@ def test_requests_in_a_row_are_answered_in_their_order(server: RunningServer) ->
     answer = said(server, post + body + b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" + last)
     assert answer.count(b"HTTP/1.1 200 ") == 3
     assert answer.index(b'"tokens"') < answer.index(b'"status"') < answer.index(b'"version"')
+
+
+def test_nobody_waits_for_a_text_of_megabytes_that_somebody_else_sent(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, gate, is_reading = server.engine.llm, threading.Event(), threading.Event()
+    encode = llm.encode
+
+    def slow(text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > LONG_TEXT:
+            is_reading.set()
+            gate.wait()
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(llm, "encode", slow)
+    long = "a" * (LONG_TEXT + 1)
+    seen: list[int] = []
+    bodies: list[tuple[str, dict[str, object]]] = [
+        ("/tokenize", {"prompt": long}),
+        ("/v1/completions", {"prompt": long}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+    ]
+    callers = [
+        threading.Thread(target=lambda each=each: seen.append(server.ask("POST", *each).status)) for each in bodies
+    ]
+    try:
+        for caller in callers:
+            caller.start()
+        assert is_reading.wait(20)
+        assert server.complete(max_tokens=1).status == 200
+        assert server.chat(max_tokens=1).status == 200
+        assert server.ask("POST", "/tokenize", {"prompt": "a"}).status == 200
+    finally:
+        gate.set()
+    for caller in callers:
+        caller.join()
+    assert sorted(seen) == [200, 400, 400]
 
 
 def test_an_old_client_gets_a_stream_without_chunks(server: RunningServer) -> None:
