@@ -51,9 +51,9 @@ _DECODE_TOKENS = {32: 64, 64: 32, 128: 32, 256: 16}
 _WIDE_GROUP_TOKENS = {(32, 128): 16}  # where the compiler spills otherwise
 _DECODE_STAGES = {"sm_80": 3, "sm_90": 4, "sm_100": 4, "gfx942": 2}
 
-# Head sizes whose decode the assembler would rather spill than let a multiprocessor hold one program less, or where it spills
-# at the border of what it may have. This many leave room for 3 programs of 4 warps.
-_DECODE_REGISTERS = {("sm_80", 80): 168, ("sm_90", 128): 168, ("sm_100", 192): 168}
+# Of a thread, in a decode of NVIDIA's with 4 warps and a head of more than 64: left to itself the assembler spills a few, here and
+# there, to stay at 128 (4 programs on a multiprocessor) or at 168 (3 programs). Told that 168 is the most, it spills none.
+_DECODE_REGISTERS = 168
 
 # The largest tiles that do not spill with a window, a cap and a log-sum-exp. Three stages: with two, nothing is copied
 # while the loop computes. kernels.compiled reads all this from the machine code.
@@ -99,7 +99,8 @@ def tile_shapes(
     lanes = 64 if architecture.startswith("gfx") else 32
     has_work_for_8 = rows > 16 and tile_tokens * head * 2 >= 8 * lanes * WIDE_LOAD
     num_warps = 8 if has_work_for_8 else 4  # a wide group needs more registers, or more threads that have some
-    max_registers = _DECODE_REGISTERS.get((architecture, head_size), 0) if num_warps == 4 else 0
+    is_at_the_border = not architecture.startswith("gfx") and head > 64 and num_warps == 4
+    max_registers = _DECODE_REGISTERS if is_at_the_border else 0
     decode = TileShape(rows, tile_tokens, SPLIT_TOKENS, num_warps, _DECODE_STAGES[architecture], max_registers)
     prefill = _PREFILL[architecture, max(head, 64)]
     most = _FP8_PREFILL_ROWS.get((architecture, head), prefill.rows) if is_fp8 else prefill.rows
