@@ -31,7 +31,7 @@ from spec.vocabulary import Config, InvalidConfig, Request
 
 GROUPS = ((1, 32), (1, 256), (4, 64), (8, 128), (16, 32), (32, 64), (64, 16), (16, 192), (64, 96))
 """What is measured before: so many requests at once, with prompts of so many tokens. Each step of theirs is one measurement."""
-GROUP_STEPS, GROUP_ROUNDS = 4, 3
+GROUP_STEPS, GROUP_ROUNDS = 8, 3
 """All requests of a group still run for so many steps together after the last one has got its first token."""
 KNOTS = (8, 32)
 """Where a token in a step begins to cost something else."""
