@@ -172,6 +172,7 @@ class Question:
             "num_blocks": deployment.num_blocks * self.replicas,
             "block_size": deployment.engine_block_size,
             "requests_that_fit": fit * self.replicas,
+            "requests_that_run_at_once": min(fit, self.max_num_seqs // self.n) * self.replicas,
             "requests": sum(len(run.served) for run in runs),
             **(times(runs) if self.coarse else summary(runs)),
             **facts,
