@@ -6,6 +6,7 @@ are rows of one matrix. Scores, softmax and values of a row are summed in an ord
 
 from numba import carray, njit
 
+from kernels.cpu.instructions import HERE
 from kernels.cpu.layout import CHUNK_ROWS
 from kernels.cpu.memory import LINE
 from kernels.cpu.product import product_kernel, scattered_kernel
@@ -50,12 +51,13 @@ def scores_tile(a, lda, rows, b, ldb, pairs, c, ldc):
 
 def _values(columns):
     """16 times so many columns of the weighted sum of values, for any number of queries."""
+    sixes = HERE.num_sums >= 6 * columns
     six, four, three, two, one = (scattered_kernel(rows, columns) for rows in (6, 4, 3, 2, 1))
 
     @njit(error_model="numpy")
     def values(a, lda, rows, parts, count, offset, ldb, pairs, c, ldc):
         m = 0
-        while rows % 6 == 0 and m < rows:
+        while sixes and rows % 6 == 0 and m < rows:
             six(a + m * lda, lda, parts, count, offset, ldb, pairs, c + m * ldc, ldc)
             m += 6
         while m + 4 <= rows:
