@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -33,7 +34,7 @@ class Floor:
         heads = (config.num_query_heads + 2 * config.num_kv_heads) * head_size
         inside = config.num_query_heads * head_size
         shapes = ((heads, width), (width, inside), (2 * inner, width), (width, inner))  # qkv, o, gate and up, down
-        makers: list[Callable[[int, int, int], Product]] = [lambda *shape: Packed(*shape, dtype)]
+        makers: list[Callable[[int, int, int], Product]] = [partial(Packed, dtype=dtype)]
         if dtype == torch.bfloat16 and why_not() is None:
             makers.append(Vectors)
         self._layers = config.num_layers
@@ -58,7 +59,8 @@ class Floor:
     def _products_s(self, step: Work) -> float:
         """The least time of each kind of product, all layers together, by whoever is the fastest at it."""
         sides = [self._kinds_s(kinds, head, step) for kinds, head in self._sides]
-        return sum(min(times) for times in zip(*sides, strict=True))
+        least: float = sum(min(times) for times in zip(*sides, strict=True))
+        return least
 
     def _kinds_s(self, kinds: Sequence[Product], head: Product, step: Work) -> list[float]:
         """The least of some times of each kind, and of the head. Layers come in their order, so caches are as in a step."""
@@ -134,9 +136,9 @@ class Vectors:
         work.room("logits", (num_tokens, weight.padded_columns), torch.float32)
         work.set(rows=num_tokens, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
 
-    def __call__(self, layer: int) -> object:
+    def __call__(self, layer: int) -> None:
         self._work.hold("head", self._weights[layer].tiles)
-        return self._work.run("product")
+        self._work.run("product")
 
 
 def copy_bandwidth() -> float:
