@@ -124,12 +124,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Continue every prompt; answers come in the order of the prompts.
 
         If one prompt or its parameters are invalid, nothing is done. ``sampling_params`` are for all, or one for each.
+        They share cached blocks with each other, and with what else has the same ``cache_salt``.
         """
-        return self._run(prompts_of(prompts), self._read, sampling_params, use_tqdm)
+        return self._run(prompts_of(prompts), self._read, sampling_params, use_tqdm, cache_salt)
 
     def chat(
         self,
@@ -137,13 +139,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, in the model's chat template."""
 
         def read(conversation: Conversation) -> tuple[str | None, list[Token]]:
             return self._read_chat(conversation, add_generation_prompt)
 
-        return self._run(conversations_of(messages), read, sampling_params, use_tqdm)
+        return self._run(conversations_of(messages), read, sampling_params, use_tqdm, cache_salt)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
@@ -261,14 +264,16 @@ class LLM:
         read: Callable[[T], tuple[str | None, list[Token]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        cache_salt: str,
     ) -> list[RequestOutput]:
         """Check all, then add all, then step until they are done."""
         self._demand_idle()
+        demand_text("cache_salt", cache_salt)
         params = params_for(len(several), sampling_params)
         made: list[Made] = []
         for index, each in enumerate(several):
             try:
-                made.append(self._make(None, *read(each), params[index], made))
+                made.append(self._make(None, *read(each), params[index], made, cache_salt=cache_salt))
                 self._core.check(made[-1][0], made[-1][2])
             except InvalidRequest as error:
                 if len(several) > 1:

@@ -337,7 +337,18 @@ def test_a_salt_is_a_text(llm: LLM) -> None:
     for salt in wrong:
         with pytest.raises(InvalidRequest, match="cache_salt is .*, it must be a text of whole characters"):
             llm.add_request("a", "x", GREEDY, cache_salt=salt)
+        with pytest.raises(InvalidRequest, match="cache_salt is .*, it must be a text of whole characters"):
+            llm.generate("x", GREEDY, cache_salt=salt)
     assert not llm.has_unfinished_requests()
+
+
+def test_only_prompts_of_the_same_salt_share_blocks(llm: LLM) -> None:
+    said = [llm.generate([[*range(9)]], GREEDY, cache_salt=salt) for salt in ("", "mine", "yours", "mine")]
+    assert tokens(said[0]) == tokens(said[1]) == tokens(said[2]) == tokens(said[3])
+    assert llm.stats().hit_tokens == 8
+    for _ in range(2):
+        llm.chat([{"role": "user", "content": "hello"}], GREEDY, cache_salt="theirs")
+    assert llm.stats().hit_tokens > 8
 
 
 def test_ids_are_used_once_at_a_time(llm: LLM) -> None:
