@@ -306,6 +306,16 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | None,
     assert sentence in " ".join(re.sub("[│╭╮╰╯─]", "", found.stderr).split())
 
 
+def test_a_model_goes_by_its_files_name_and_by_default(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr("optimized.server.serve.serve", lambda llm, names, *_: seen.append(list(names)))
+    monkeypatch.setattr("optimized.server.logs.start_logging", lambda *_: None)
+    for more in ([], ["--served-model-name", "a", "--served-model-name", "b"]):
+        done = CliRunner().invoke(app, ["serve", str(tiny.path), "--num-gpu-blocks-override", "20", *more])
+        assert done.exit_code == 0, done.output
+    assert seen == [["tiny.gguf", "default"], ["a", "b"]]
+
+
 def test_a_limit_is_a_whole_number() -> None:
     for value in (0, -1, 1.5, True, 1 << 40):
         with pytest.raises(InvalidConfig, match="max_body_bytes is"):
