@@ -2,8 +2,9 @@
 
     python -m tests.clients FOLDER [NAME ...]
 
-Environments are made in FOLDER where they are not there yet, from the package index; vLLM's takes the longest. Everything
-that a client printed ends up in ``FOLDER/clients.txt``, which is what ``docs/clients.txt`` is a copy of.
+Environments are made in FOLDER where they are not there yet, from the package index; vLLM's takes the longest. What a
+client printed is kept in ``FOLDER/NAME/printed.txt``, and of all of them together ``docs/clients.txt`` is a copy:
+``FOLDER/clients.txt``.
 """
 
 import argparse
@@ -231,16 +232,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    recorded = [f"kvproof at commit {commit.stdout.strip() or '?'}, {today}, with SmolLM2-135M-Instruct in float32"]
+    when = f"kvproof at commit {commit.stdout.strip() or '?'}, {today}, SmolLM2-135M-Instruct in float32"
     with server(folder / "server.log") as url:
         scene = Scene(folder, url, load_checkpoint(default_model()))
         for name in asked.names or CLIENTS:
-            said = CLIENTS[name](scene)
+            shown = CLIENTS[name](scene).replace(str(folder), "FOLDER").replace(url, "URL").strip()
+            shown = re.sub(r"[ \t]+$", "", shown, flags=re.MULTILINE)
+            printed = f"=== {versions(scene, name)}; {when}\n\n{shown}\n"
+            (folder / name / "printed.txt").write_text(printed, encoding="utf-8")
             print(f"{name}: as it should be", flush=True)
-            shown = said.replace(str(folder), "FOLDER").replace(url, "URL").strip()
-            recorded.append(f"=== {versions(scene, name)}\n\n{shown}")
-    text = "\n\n".join(recorded)
-    (folder / "clients.txt").write_text(re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE) + "\n", encoding="utf-8")
+    every = [path.read_text(encoding="utf-8") for name in CLIENTS if (path := folder / name / "printed.txt").exists()]
+    (folder / "clients.txt").write_text("\n".join(every), encoding="utf-8")
     print(f"what they printed is in {folder / 'clients.txt'}")
 
 
