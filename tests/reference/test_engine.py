@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from reference.engine import ReferenceEngine, make_engine
+from reference.roster import Roster
 from spec.engine import Admission, Engine, InvalidField, InvalidRequest, PromptTooLong, StepReport, UnknownId
 from spec.vocabulary import (
     Abort,
@@ -264,6 +265,15 @@ def test_a_preempted_request_waits_before_whoever_came_later_whatever_their_name
         engine.step(next_token)
     assert engine.snapshot().running == (5,)
     assert engine.snapshot().waiting == (3, 1)
+
+
+def test_a_request_counts_how_often_it_was_preempted() -> None:
+    roster = Roster(SMALL)
+    roster.add(request(0, (0, 1), 2))
+    for _ in range(3):
+        roster.admit(0)
+        roster.preempt(0)
+    assert roster.num_preemptions == {0: 3}
 
 
 def test_samples_that_are_not_forked_yet_have_their_seats() -> None:
