@@ -267,6 +267,15 @@ def test_a_preempted_request_waits_before_whoever_came_later_whatever_their_name
     assert engine.snapshot().waiting == (3, 1)
 
 
+def test_preempt_1_of_three_the_newest_goes_first() -> None:
+    engine, _ = followed(replace(SMALL, num_blocks=6))
+    for i in range(3):
+        engine.add(request(i, (0, 1), 5))
+    reports = [engine.step(next_token) for _ in range(4)]
+    assert [report.preempted for report in reports] == [(), (), (), (Preempt(2),)]
+    assert engine.snapshot().running == (0, 1)
+
+
 def test_a_request_counts_how_often_it_was_preempted() -> None:
     roster = Roster(SMALL)
     roster.add(request(0, (0, 1), 2))
