@@ -235,6 +235,17 @@ def test_a_request_that_must_preempt_itself_gives_its_copies_up() -> None:
     assert len(engine.snapshot().free) == 3
 
 
+def test_a_victim_takes_its_own_copies_out_of_the_step_and_nobody_elses() -> None:
+    engine, follower = followed(replace(SMALL, num_blocks=4, max_num_seqs=5))
+    engine.add(request(0, (1,), 2, seq_ids=(0, 1)))
+    engine.add(request(1, (0,), 2, seq_ids=(2, 3, 4)))
+    engine.step(next_token)
+    report = engine.step(next_token)
+    assert [event for event in follower.trace if isinstance(event, Copy)] == [Copy(0, 0, 0, 2), Copy(2, 0, 1, 3)]
+    assert report.preempted == (Preempt(1),)
+    assert report.copies == (Copy(0, 0, 0, 2),)
+
+
 def test_the_watermark_keeps_blocks_free_while_somebody_runs() -> None:
     engine, _ = followed(replace(SMALL, num_blocks=4, watermark_blocks=2))
     engine.add(request(0, (1, 1, 1), 3))

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from reference.engine import ReferenceEngine
+from reference.plan import Swap
 from spec.conformance.judge import Follower
 from spec.vocabulary import (
     AdmissionRule,
@@ -129,6 +130,23 @@ def test_a_preempted_request_is_swapped_out_and_comes_back_with_what_it_computed
     assert [len(event.blocks) for event in events(follower, SwapOut)] == [2]
     assert [len(event.blocks) for event in events(follower, SwapIn)] == [2]
     assert [write.start for write in events(follower, Write)].count(0) == 2, "nothing is computed twice"
+
+
+def test_the_plan_says_from_where_to_where_a_table_moves() -> None:
+    engine, _ = followed(SWAPPING)
+    engine.add(request(0, (1, 0, 1), 6))
+    engine.add(request(1, (0, 1, 1), 6))
+    swaps: list[Swap] = []
+    before = engine.snapshot()
+    while engine.has_work:
+        engine.begin_step()
+        for swap in engine.plans[0].swaps:
+            tables = before.block_tables if isinstance(swap.event, SwapOut) else before.host_tables
+            assert swap.sources == tables[swap.event.seq]
+            swaps.append(swap)
+        engine.end_step(next_token)
+        before = engine.snapshot()
+    assert [type(swap.event) for swap in swaps] == [SwapOut, SwapIn]
 
 
 def test_all_sequences_of_a_request_are_swapped_together_or_none() -> None:
