@@ -259,3 +259,14 @@ def test_sched_25_nobody_is_served_before_a_request_that_lacks_blocks_while_a_st
     assert not engine.state.free
     begin(engine)
     assert scheduled(engine) == [{0: 5}, {1: 1}]
+
+
+def test_a_copy_for_somebody_who_is_gone_is_not_made() -> None:
+    engine = ReferenceEngine(SMALL)
+    engine.add(request(0, (1,), 3, seq_ids=(0, 1)))
+    engine.step(next_token)
+    engine.begin_step()
+    assert [copy.seq for copy in engine.plans[0].copies] == [0]
+    engine.abort(0)
+    report = engine.end_step(next_token)
+    assert (report.copies, report.writes) == ((), ())
