@@ -132,6 +132,20 @@ def test_a_preempted_request_is_swapped_out_and_comes_back_with_what_it_computed
     assert [write.start for write in events(follower, Write)].count(0) == 2, "nothing is computed twice"
 
 
+def test_a_block_whose_name_was_lost_is_named_with_the_one_behind_it() -> None:
+    """Sequence 1 computed the same first block as sequence 0, whose own had the name until it was taken."""
+    engine, follower = followed(replace(CACHING, num_blocks=4))
+    engine.add(request(0, (1, 0), 1))
+    engine.add(request(1, (1, 0), 4))
+    engine.step(next_token)
+    assert events(follower, Publish) == [Publish(0, 0)]
+    engine.add(request(2, (0, 0, 0), 1))
+    engine.step(next_token)
+    assert (1, 0) not in [key.tokens for key in engine.snapshot().cached.values()]
+    engine.step(next_token)
+    assert [event for event in events(follower, Publish) if event.seq == 1] == [Publish(1, 0), Publish(1, 1)]
+
+
 def test_the_plan_says_from_where_to_where_a_table_moves() -> None:
     engine, _ = followed(SWAPPING)
     engine.add(request(0, (1, 0, 1), 6))
