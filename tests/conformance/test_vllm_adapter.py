@@ -10,7 +10,7 @@ from spec.conformance.adapters import vllm, vllm_async, vllm_surface
 from spec.conformance.judge import JudgedEngine
 from spec.engine import InvalidField, InvalidRequest, PromptTooLong
 from spec.lockstep import walk
-from spec.rules import RULES
+from spec.rules import RULES, RuleViolation
 from spec.scope import Scope
 from spec.vocabulary import (
     AdmissionRule,
@@ -203,10 +203,11 @@ def test_vllm_serves_a_story_that_needs_preemption_and_hits() -> None:
     assert judged.reset_cache()
 
 
-@needs_vllm
-def test_vllm_schedules_ahead_and_preempts_in_flight() -> None:
-    config = Config(num_blocks=6, block_size=1, max_num_batched_tokens=4, admission_rule=AdmissionRule.OPTIMISTIC)
-    judged = JudgedEngine(vllm_async.make_engine(config), config)
+AHEAD = Config(num_blocks=6, block_size=1, max_num_batched_tokens=4, admission_rule=AdmissionRule.OPTIMISTIC)
+
+
+def serve_ahead(judged: JudgedEngine) -> tuple[list[SeqId], int]:
+    """Two requests with two steps in flight: whose tokens came, and how many were preempted in flight."""
     judged.add(Request(0, (1, 0), 4, (0,)))
     judged.add(Request(1, (1,), 4, (1,)))
     appended, in_flight = list[SeqId](), 0
@@ -218,8 +219,29 @@ def test_vllm_schedules_ahead_and_preempts_in_flight() -> None:
             if judged.state.flights == before:
                 break
         appended += [each.seq for each in judged.end_step(lambda seq, tokens: len(tokens) % 2).emitted]
+    return appended, in_flight
+
+
+@needs_vllm
+def test_vllm_schedules_ahead_and_preempts_in_flight() -> None:
+    appended, in_flight = serve_ahead(JudgedEngine(vllm_async.make_engine(AHEAD), AHEAD))
     assert (appended.count(0), appended.count(1)) == (4, 4)
     assert in_flight == 1
+
+
+@needs_vllm
+def test_a_write_that_strays_for_somebody_who_was_preempted_in_flight_is_seen() -> None:
+    class Straying(vllm.Worker):
+        def run(self, *told: object, **more: object) -> vllm.Outcome:
+            outcome = super().run(*told, **more)
+            strayed = {name: replace(write, slots=(1,)) for name, write in outcome.unheard.items()}
+            return replace(outcome, unheard=strayed)
+
+    engine = vllm_async.make_engine(AHEAD)
+    engine.worker = Straying(AHEAD.block_size)
+    with pytest.raises(RuleViolation) as caught:
+        serve_ahead(JudgedEngine(engine, AHEAD))
+    assert isinstance(caught.value.event, Write)
 
 
 @needs_vllm
