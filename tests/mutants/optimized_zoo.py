@@ -121,8 +121,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "a half-filled block is published",
         _SCHEDULER,
-        "dropped, stop = seq.num_dropped_blocks, seq.num_computed // block_size",
-        "dropped, stop = seq.num_dropped_blocks, len(seq.table) + seq.num_dropped_blocks",
+        "            seq.num_computed // self.config.block_size,\n        )\n        # Without its parent",
+        "            len(seq.table) + seq.num_dropped_blocks,\n        )\n        # Without its parent",
         "CACHE-6",
         "B-098",
     ),
