@@ -84,10 +84,11 @@ def peer_command(folder: Path, model: str, prefix_caching: bool) -> list[str]:
     return [str(program.resolve()), model, *(["--enable-prefix-caching"] if prefix_caching else [])]
 
 
-def our_command(model: str, prefix_caching: bool) -> list[str]:
+def our_command(model: str, prefix_caching: bool, quantization: str | None = None) -> list[str]:
     """How our own side is called."""
     caching = ["--enable-prefix-caching"] if prefix_caching else []
-    return [sys.executable, "-m", "optimized.bench_worker", model, *caching]
+    quantized = [] if quantization is None else ["--quantization", quantization]
+    return [sys.executable, "-m", "optimized.bench_worker", model, *caching, *quantized]
 
 
 def compare(

@@ -1,6 +1,6 @@
 """An engine that stays up and serves one workload after the other: our side of ``kvproof bench compare``.
 
-    python -m optimized.bench_worker MODEL [--enable-prefix-caching]
+    python -m optimized.bench_worker MODEL [--enable-prefix-caching] [--quantization int8]
 
 When it is ready it prints a line of JSON. Then it reads lines of JSON with ``workload``, a file, and ``serial``, whether its
 requests are served one after the other, and answers each with a line: what ``bench offline`` says, and ``work``, how often
@@ -21,7 +21,9 @@ from optimized.llm import LLM
 from optimized.model_core import EngineArgs, MakeObserver
 
 
-def rounds(model: str, dtype: str, prefix_caching: bool, lines: Iterable[str]) -> Iterator[dict[str, object]]:
+def rounds(
+    model: str, dtype: str, prefix_caching: bool, lines: Iterable[str], quantization: str | None = None
+) -> Iterator[dict[str, object]]:
     """What is said: first what the engine is, then a round for each line."""
     cores: list[CountedCore] = []
 
@@ -29,7 +31,7 @@ def rounds(model: str, dtype: str, prefix_caching: bool, lines: Iterable[str]) -
         cores.append(CountedCore(checkpoint, args, make_observer))
         return cores[-1]
 
-    llm = LLM(model, dtype=dtype, enable_prefix_caching=prefix_caching, make_core=make_core)
+    llm = LLM(model, dtype=dtype, enable_prefix_caching=prefix_caching, quantization=quantization, make_core=make_core)
     core = cores[0]
     yield {"engine": "kvproof", "dtype": str(core.device.model.dtype).removeprefix("torch.")}
     for line in lines:
@@ -46,8 +48,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--enable-prefix-caching", action="store_true")
+    parser.add_argument("--quantization")
     asked = parser.parse_args()
-    for facts in rounds(asked.model, asked.dtype, asked.enable_prefix_caching, sys.stdin):
+    for facts in rounds(asked.model, asked.dtype, asked.enable_prefix_caching, sys.stdin, asked.quantization):
         print(json.dumps(facts), flush=True)
 
 

@@ -51,6 +51,29 @@ def cpu_path(
     return CpuPath(False, "float32" if dtype == "auto" else dtype, obstacle)
 
 
+def demand_int8(path: CpuPath | None) -> None:
+    """Raise ``InvalidConfig`` unless this path has weights in int8; None is that of a GPU."""
+    if path is None:
+        why: str | None = "a GPU is taken"
+    elif not path.is_vector:
+        why = path.reason
+    else:
+        why = why_not_int8()
+    if why is not None:
+        raise InvalidConfig("quantization", "int8", f"left out here, only the CPU's vector kernels have it: {why}")
+
+
+def why_not_int8() -> str | None:
+    """Why the vector kernels have no weights in int8 here, or None if they have."""
+    from kernels.cpu import team
+
+    if (why := team.why_not()) is not None:
+        return why
+    from kernels.cpu import instructions
+
+    return instructions.why_not_int8()
+
+
 def _obstacle(model: ModelConfig | None, dtype: str, block_size: int, kv_cache_dtype: str) -> str | None:
     """What keeps the vector kernels away."""
     from kernels.cpu.team import why_not

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from optimized.cpu_path import cpu_path, num_threads
+from optimized.cpu_path import cpu_path, num_threads, why_not_int8
 from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
 from spec.vocabulary import InvalidConfig
 
@@ -49,6 +49,7 @@ class Findings:
     device_reason: str
     dtype: str | None
     kernels: str | None
+    int8_weights: str | None
     num_threads: int | None
     num_processors: int
     model_folder: str
@@ -71,6 +72,7 @@ class Findings:
             "device": f"{self.device or 'none'}: {self.device_reason}",
             "numbers": f"weights and KV cache in {self.dtype}" if self.dtype else "",
             "kernels": self.kernels or "",
+            "int8": self.int8_weights or "",
             "threads": f"{self.num_threads} of {self.num_processors} processors" if self.num_threads else "",
             "models": self.model_folder,
             "default": self.default_model,
@@ -102,6 +104,7 @@ def examine() -> Findings:
         device_reason=reason,
         dtype=dtype,
         kernels=kernels,
+        int8_weights=None if device is None else _int8_weights(device == "cuda"),
         num_threads=None if device is None else num_threads(None),
         num_processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         model_folder=str(home()),
@@ -152,6 +155,12 @@ def _kernels(on_gpu: bool) -> tuple[str, str]:
         return "bfloat16", "Triton kernels, since tensors on a GPU take them"
     path = cpu_path(None, "auto", block_size=16)
     return path.dtype, path.sentence
+
+
+def _int8_weights(on_gpu: bool) -> str:
+    """Whether there is ``--quantization int8`` here, or why not."""
+    why = "a GPU is taken" if on_gpu else why_not_int8()
+    return "weights can be in int8 (--quantization int8)" if why is None else f"no weights in int8: {why}"
 
 
 def _default_model() -> str:

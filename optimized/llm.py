@@ -60,6 +60,7 @@ class LLM:
         kv_cache_dtype: str = "auto",
         device: str = "auto",
         threads: int | None = None,
+        quantization: str | None = None,
         make_observer: MakeObserver | None = None,
         make_core: MakeCore = TorchCore,
     ) -> None:
@@ -82,6 +83,7 @@ class LLM:
             kv_cache_dtype=kv_cache_dtype,
             device=device,
             threads=threads,
+            quantization=quantization,
         )
         if not isinstance(model, str | os.PathLike | Checkpoint | None):
             raise InvalidConfig("model", model, "a file, a folder, a checkpoint, or None")
@@ -401,8 +403,7 @@ class LLM:
             )
             for index, seq_id in enumerate(seq_ids)
         }
-        shown = str(request_id) if name is None else name
-        opened = OpenRequest(shown, request_id, prompt, token_ids, outputs)
+        opened = OpenRequest(str(request_id) if name is None else name, request_id, prompt, token_ids, outputs)
         if params.prompt_logprobs is not None:
             opened.prompt_logprobs = [None] * len(token_ids)
         return request, opened, params, Barred(self._bad_words(params), self.grammar_of(params))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, FP8_SCALE_BYTES, bytes_per_block, num_blocks_for
 from optimized.checkpoint import Checkpoint, ModelConfig
-from optimized.cpu_path import CpuPath, cpu_path, num_threads
+from optimized.cpu_path import CpuPath, cpu_path, demand_int8, num_threads
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
@@ -70,6 +70,7 @@ class EngineArgs:
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -87,6 +88,8 @@ class EngineArgs:
             raise InvalidConfig("swap_space", self.swap_space, "a number of GiB, at least 0")
         if self.swap_space and self.preemption_mode == "recompute":
             raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
+        if self.quantization not in (None, "int8"):
+            raise InvalidConfig("quantization", self.quantization, "int8, or left out")
         choices_of = {
             "dtype": DTYPES,
             "kv_cache_dtype": KV_CACHE_DTYPES,
@@ -244,6 +247,8 @@ class TorchCore:
         )
         config = checkpoint.config
         path = None if on_gpu else cpu_path(config, args.dtype, args.block_size, kv_cache_dtype=args.kv_cache_dtype)
+        if args.quantization is not None:
+            demand_int8(path)
         dtype: torch.dtype = getattr(torch, chosen_dtype(args.dtype) if path is None else path.dtype)
         in_fp8 = args.kv_cache_dtype == "fp8"
         cell = (1, FP8_SCALE_BYTES) if in_fp8 else (dtype.itemsize, 0)
@@ -261,7 +266,7 @@ class TorchCore:
             num_blocks = args.num_blocks_in_memory(limits, block_bytes, DEFAULT_CPU_CACHE_BYTES)
             threads = num_threads(args.threads)
             torch.set_num_threads(threads)
-            model = cpu_model(checkpoint, path, dtype, cache_dtype, threads)
+            model = cpu_model(checkpoint, path, dtype, cache_dtype, threads, args.quantization)
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
         self._begin(model)
@@ -454,13 +459,18 @@ def chosen_dtype(dtype: str) -> str:
 
 
 def cpu_model(
-    checkpoint: Checkpoint, path: CpuPath, dtype: torch.dtype, cache_dtype: torch.dtype, threads: int
+    checkpoint: Checkpoint,
+    path: CpuPath,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    threads: int,
+    quantization: str | None = None,
 ) -> LlamaModel | VectorModel:
     """The model for this path."""
     if path.is_vector:
         from optimized.vector_model import VectorModel
 
-        return VectorModel(checkpoint.config, checkpoint.tensors, threads)
+        return VectorModel(checkpoint.config, checkpoint.tensors, threads, in_int8=quantization is not None)
     from optimized.llama import LlamaModel
 
     return LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu", cache_dtype)

@@ -1,4 +1,4 @@
-"""The forward pass on a CPU by the vector kernels: bf16 weights, keys and values, float32 sums and residual.
+"""The forward pass on a CPU by the vector kernels: weights in bf16 or int8, bf16 keys and values, float32 sums and residual.
 
 All tokens of a step go through all layers in one parallel region, and a second one gives the logits of the rows that
 sample. Every sum of a row runs in an order that the row alone decides, so a sequence has the same bits in every batch.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan
-from kernels.cpu.layout import CONTENDERS, LEFT, PackedWeight, pack_weight, rounded_up
+from kernels.cpu.layout import CONTENDERS, LEFT, PackedWeight, pack_int8_weight, pack_weight, rounded_up
 from kernels.cpu.memory import Arena, pool_of_zeros
 from kernels.cpu.task import PHASES
 from kernels.cpu.team import Team
@@ -30,10 +30,13 @@ GROWTH = 64
 class VectorModel:
     """A model like ``LlamaModel``, whose blocks hold their cells in the order of ``kernels.cpu.layout``.
 
-    Its results are views of buffers: they hold until the next call.
+    Its results are views of buffers: they hold until the next call. With ``in_int8`` the matrices of its layers are in
+    int8, from the numbers that they have in bf16; embedding and head are not.
     """
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], num_threads: int) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, Tensor], num_threads: int, in_int8: bool = False
+    ) -> None:
         self.config = config
         self.dtype = torch.bfloat16
         self.device = torch.device("cpu")
@@ -41,7 +44,7 @@ class VectorModel:
         weights = WeightReader(config, tensors, self.dtype, self.device)
         embedding = weights.tensor("model.embed_tokens.weight").contiguous()
         arena = Arena()
-        self._layers = [_packed(weights.layer(index), arena) for index in range(config.num_layers)]
+        self._layers = [_packed(weights.layer(index), arena, in_int8) for index in range(config.num_layers)]
         self._norm = weights.tensor("model.norm.weight").float()
         head = embedding if config.tie_word_embeddings else weights.tensor("lm_head.weight")
         self._head = pack_weight(head, arena=arena)
@@ -67,6 +70,7 @@ class VectorModel:
             qkv_columns=_packed_of(layer, "qkv").padded_columns,
             gate_columns=_packed_of(layer, "gate_up").padded_columns,
             gate_depth=_packed_of(layer, "down").padded_depth,
+            in_int8=_packed_of(layer, "qkv").in_int8,
             layers=self._records.ctypes.data,
         )
         work.hold("embedding", embedding)
@@ -217,9 +221,10 @@ class VectorModel:
         self._records["value_cache"] = [cache.data_ptr() for cache in values]
 
 
-def _packed(layer: Layer, arena: Arena) -> dict[str, PackedWeight | Tensor | None]:
+def _packed(layer: Layer, arena: Arena, in_int8: bool) -> dict[str, PackedWeight | Tensor | None]:
     """A layer's weights under the names of its record."""
     gate, up = layer.gate_up.chunk(2)
+    pack = pack_int8_weight if in_int8 else pack_weight
     query_norm, key_norm = layer.qk_norms or (None, None)
     singles = {
         "input_norm": layer.input_norm,
@@ -230,10 +235,10 @@ def _packed(layer: Layer, arena: Arena) -> dict[str, PackedWeight | Tensor | Non
         "key_norm": key_norm,
     }
     packed = {
-        "qkv": pack_weight(layer.qkv, arena=arena),
-        "o": pack_weight(layer.o, arena=arena),
-        "gate_up": pack_weight(gate, up, arena=arena),
-        "down": pack_weight(layer.down, arena=arena),
+        "qkv": pack(layer.qkv, arena=arena),
+        "o": pack(layer.o, arena=arena),
+        "gate_up": pack(gate, up, arena=arena),
+        "down": pack(layer.down, arena=arena),
     }
     return {**{name: None if vector is None else vector.float() for name, vector in singles.items()}, **packed}
 

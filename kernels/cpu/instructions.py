@@ -42,6 +42,7 @@ class InstructionSet:
     emit_dot: Callable  # (builder, sums, left, right): the sums plus both products
     emit_to_left: Callable  # (builder, floats): 16 numbers as those of a left matrix, to the nearest, NaN stays NaN
     emit_scale: Callable  # (builder, x, whole): x * 2**whole, for whole numbers from -127 to 128 and those beyond
+    has_int8: bool  # whether there are products with a right matrix in int8
 
 
 # AVX-512 for bf16: one instruction multiplies two numbers by two and adds both, in 16 lanes.
@@ -77,6 +78,7 @@ AVX512 = InstructionSet(
     emit_dot=_dot_of_pairs,
     emit_to_left=_narrowed,
     emit_scale=_scaled,
+    has_int8=False,
 )
 
 
@@ -124,6 +126,7 @@ AVX2 = InstructionSet(
     emit_dot=_dot_of_floats,
     emit_to_left=_as_they_are,
     emit_scale=_scaled_by_exponent,
+    has_int8=True,
 )
 
 
@@ -156,3 +159,10 @@ def reason() -> str:
 def why_not() -> str | None:
     """Why this processor can not run it, or None if it can."""
     return None if HERE.features <= host_features() else f"this processor has no {HERE.name}"
+
+
+def why_not_int8() -> str | None:
+    """Why there are no weights in int8 with it, or None if there are."""
+    if HERE.has_int8:
+        return None
+    return f"the kernels for {HERE.name} have no product in int8, those of NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma have"

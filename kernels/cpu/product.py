@@ -2,19 +2,34 @@
 
 As much of a tile of C as they hold stays in vector registers. A is read two numbers at a time, which meet a row of pairs
 of B; how the two are multiplied is the instruction set's. B lies in the order in which it is read, ``[depth / 2, columns, 2]``. A row's sum runs over the depth in one order, whatever rows
-stand beside it, so a row has the same bits in every batch.
+stand beside it, so a row has the same bits in every batch. B may be in int8 too: then the sum of each group of 64 along the
+depth is multiplied by the group's scale once.
 """
 
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.emit import ADDRESS, FLOATS, I64, emit_constant, emit_load, emit_loop, emit_store
+from kernels.cpu.emit import (
+    ADDRESS,
+    BYTES,
+    F32,
+    FLOATS,
+    I64,
+    INTS,
+    emit_call,
+    emit_constant,
+    emit_load,
+    emit_loop,
+    emit_splat,
+    emit_store,
+)
 from kernels.cpu.instructions import HERE
-from kernels.cpu.layout import GATE_ROWS, TILE_COLUMNS
+from kernels.cpu.layout import GATE_ROWS, GROUP, SCALE_BYTES, TILE_COLUMNS
 from kernels.cpu.memory import LINE
 from kernels.cpu.vectors import LEFT_BYTES, LEFT_SHIFT, claim, silu_mul, wait_for
 
 UNROLL = 2  # steps of two numbers in one turn of the loop
+INT8_UNROLL = 4  # numbers in one turn, where B is in int8
 UNIT_ROWS = 128  # rows that one thread claims at once
 
 
@@ -106,6 +121,70 @@ def scattered_kernel(num_rows, num_columns):
     return kernel
 
 
+def int8_kernel(num_rows, num_columns, accumulates=False):
+    """C[num_rows, 16 * num_columns] = A @ B of float32 A and a tile B in int8, or plus what C was. ``depth`` is a multiple of 4."""
+
+    @intrinsic
+    def kernel(context, a, lda, b, depth, c, ldc):
+        def codegen(context, builder, signature, arguments):
+            a, lda, b, depth, c, ldc = arguments
+            num_groups = builder.sdiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
+
+            def emit_part(rows, columns):
+                zeros = [emit_constant(0.0)] * (len(rows) * len(columns))
+
+                def group(i, held):
+                    first = builder.mul(i, I64(GROUP))
+                    scales = builder.add(b, builder.mul(i, I64(SCALE_BYTES + GROUP * TILE_COLUMNS)))
+                    numbers, left = builder.add(scales, I64(SCALE_BYTES)), builder.sub(depth, first)
+                    count = builder.select(builder.icmp_signed("<", left, I64(GROUP)), left, I64(GROUP))
+                    start = builder.add(a, builder.shl(first, I64(2)))
+                    a_rows = [builder.add(start, builder.mul(lda, I64(row))) for row in rows]
+
+                    def turn(j, sums):
+                        for step in range(INT8_UNROLL):
+                            place = builder.add(builder.mul(j, I64(INT8_UNROLL)), I64(step))
+                            b_row = builder.add(numbers, builder.mul(place, I64(TILE_COLUMNS)))
+                            vectors = [emit_int8(builder, builder.add(b_row, I64(16 * column))) for column in columns]
+                            found = []
+                            for row, a_row in enumerate(a_rows):
+                                number = emit_load(builder, builder.add(a_row, builder.shl(place, I64(2))), F32)
+                                both = emit_splat(builder, number, FLOATS)
+                                of_row = sums[row * len(columns) : (row + 1) * len(columns)]
+                                found += [
+                                    emit_call(builder, "llvm.fma.v16f32", FLOATS, both, vector, value)
+                                    for vector, value in zip(vectors, of_row, strict=True)
+                                ]
+                            sums = found
+                        return sums
+
+                    sums = emit_loop(builder, builder.sdiv(count, I64(INT8_UNROLL)), zeros, turn)
+                    factors = [
+                        emit_load(builder, builder.add(scales, I64(64 * column)), FLOATS) for column in columns
+                    ] * len(rows)
+                    return [
+                        emit_call(builder, "llvm.fma.v16f32", FLOATS, value, factor, old)
+                        for value, factor, old in zip(sums, factors, held, strict=True)
+                    ]
+
+                flat = emit_loop(builder, num_groups, zeros, group)
+                acc = [flat[i * len(columns) : (i + 1) * len(columns)] for i in range(len(rows))]
+                _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates)
+
+            for rows, columns in parts(num_rows, num_columns):
+                emit_part(rows, columns)
+            return context.get_dummy_value()
+
+        return types.void(*[ADDRESS] * 6), codegen
+
+    return kernel
+
+
+def emit_int8(builder, address):
+    """16 numbers in int8 as float32."""
+    return builder.sitofp(builder.sext(emit_load(builder, address, BYTES, 1), INTS), FLOATS)
+
+
 def _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates):
     for row, values in zip(rows, acc, strict=True):
         c_row = builder.add(c, builder.mul(ldc, I64(row)))
@@ -138,12 +217,46 @@ def _tile(accumulates):
     return tile
 
 
+def _int8_tile(accumulates):
+    """The same of a tile in int8. Nothing where there is no such product: nobody gets a weight in int8 there."""
+    if not HERE.has_int8:
+        return njit(lambda a, lda, rows, b, depth, c, ldc: None)
+    eight, four, two, one = (int8_kernel(rows, TILE_COLUMNS // 16, accumulates) for rows in (8, 4, 2, 1))
+
+    @njit(error_model="numpy")
+    def tile(a, lda, rows, b, depth, c, ldc):
+        m = 0
+        while m + 8 <= rows:
+            eight(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            m += 8
+        if m + 4 <= rows:
+            four(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            m += 4
+        if m + 2 <= rows:
+            two(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            m += 2
+        if m < rows:
+            one(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+
+    return tile
+
+
 store_tile, add_tile = _tile(False), _tile(True)
+store_int8_tile, add_int8_tile = _int8_tile(False), _int8_tile(True)
 
 
 @njit(error_model="numpy")
-def product(counters, a, lda, rows, weight, depth, columns, c, ldc, accumulates):
+def tile_bytes(depth, in_int8):
+    """The size of a packed weight's tile."""
+    if in_int8:
+        return depth * TILE_COLUMNS + (depth + GROUP - 1) // GROUP * SCALE_BYTES
+    return depth * TILE_COLUMNS * 2
+
+
+@njit(error_model="numpy")
+def product(counters, a, lda, rows, weight, in_int8, depth, columns, c, ldc, accumulates):
     """A phase: C = A @ W, or plus what C was, of packed ``weight`` with so many (padded) columns and this depth."""
+    size = tile_bytes(depth, in_int8)
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
     while True:
@@ -152,8 +265,12 @@ def product(counters, a, lda, rows, weight, depth, columns, c, ldc, accumulates)
             break
         tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
         count = min(UNIT_ROWS, rows - first)
-        b, out = weight + tile * depth * TILE_COLUMNS * 2, c + first * ldc + tile * TILE_COLUMNS * 4
-        if accumulates:
+        b, out = weight + tile * size, c + first * ldc + tile * TILE_COLUMNS * 4
+        if in_int8 and accumulates:
+            add_int8_tile(a + first * lda, lda, count, b, depth, out, ldc)
+        elif in_int8:
+            store_int8_tile(a + first * lda, lda, count, b, depth, out, ldc)
+        elif accumulates:
             add_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
         else:
             store_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
@@ -163,14 +280,14 @@ def product(counters, a, lda, rows, weight, depth, columns, c, ldc, accumulates)
 
 
 @njit(error_model="numpy")
-def gate_up(counters, a, lda, rows, weight, depth, columns, scratch, out, ldo):
+def gate_up(counters, a, lda, rows, weight, in_int8, depth, columns, scratch, out, ldo):
     """A phase: ``out`` (left) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
 
     ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32.
     """
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
-    wide, size = 8 * TILE_COLUMNS, depth * TILE_COLUMNS * 2
+    wide, size = 8 * TILE_COLUMNS, tile_bytes(depth, in_int8)
     while True:
         unit = claim(counters)
         if unit >= units:
@@ -179,8 +296,12 @@ def gate_up(counters, a, lda, rows, weight, depth, columns, scratch, out, ldo):
         b = weight + 2 * tile * size
         for m in range(first, min(rows, first + UNIT_ROWS), GATE_ROWS):
             count = min(GATE_ROWS, rows - m, first + UNIT_ROWS - m)
-            store_tile(a + m * lda, lda, count, b, depth // 2, scratch, wide)
-            store_tile(a + m * lda, lda, count, b + size, depth // 2, scratch + 4 * TILE_COLUMNS, wide)
+            if in_int8:
+                store_int8_tile(a + m * lda, lda, count, b, depth, scratch, wide)
+                store_int8_tile(a + m * lda, lda, count, b + size, depth, scratch + 4 * TILE_COLUMNS, wide)
+            else:
+                store_tile(a + m * lda, lda, count, b, depth // 2, scratch, wide)
+                store_tile(a + m * lda, lda, count, b + size, depth // 2, scratch + 4 * TILE_COLUMNS, wide)
             for row in range(count):
                 gate, to = scratch + row * wide, out + (m + row) * ldo + tile * TILE_COLUMNS * LEFT_BYTES
                 for column in range(0, TILE_COLUMNS, 16):

@@ -59,6 +59,7 @@ def forward(counters, g, thread):
             depth * LEFT_BYTES,
             rows,
             layer.qkv,
+            g.in_int8,
             depth,
             g.qkv_columns,
             g.qkv,
@@ -71,7 +72,17 @@ def forward(counters, g, thread):
         counters = attention(counters, g, layer, thread)
         clock = lap(g, thread, ATTEND, clock)
         counters = product(
-            counters, g.mixed, mixed_depth * LEFT_BYTES, rows, layer.o, mixed_depth, width, g.x, width * 4, True
+            counters,
+            g.mixed,
+            mixed_depth * LEFT_BYTES,
+            rows,
+            layer.o,
+            g.in_int8,
+            mixed_depth,
+            width,
+            g.x,
+            width * 4,
+            True,
         )
         clock = lap(g, thread, O, clock)
         counters = norm_rows(counters, rows, g.x, width, layer.o_bias, layer.mlp_norm, size, g.eps, g.normed, depth)
@@ -82,6 +93,7 @@ def forward(counters, g, thread):
             depth * LEFT_BYTES,
             rows,
             layer.gate_up,
+            g.in_int8,
             depth,
             g.gate_columns,
             scratch,
@@ -90,7 +102,17 @@ def forward(counters, g, thread):
         )
         clock = lap(g, thread, GATE, clock)
         counters = product(
-            counters, g.gated, g.gate_columns * LEFT_BYTES, rows, layer.down, g.gate_depth, width, g.x, width * 4, True
+            counters,
+            g.gated,
+            g.gate_columns * LEFT_BYTES,
+            rows,
+            layer.down,
+            g.in_int8,
+            g.gate_depth,
+            width,
+            g.x,
+            width * 4,
+            True,
         )
         clock = lap(g, thread, DOWN, clock)
 
@@ -102,7 +124,9 @@ def logits(counters, g, thread):
     clock = cycles()
     counters = norm_rows(counters, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
     clock = lap(g, thread, NORM, clock)
-    counters = product(counters, g.normed, depth * LEFT_BYTES, rows, g.head, depth, width, g.logits, width * 4, False)
+    counters = product(
+        counters, g.normed, depth * LEFT_BYTES, rows, g.head, 0, depth, width, g.logits, width * 4, False
+    )
     clock = lap(g, thread, HEAD, clock)
     likeliest_rows(counters, rows, g.logits, width, g.vocab_size, g.likeliest)
     lap(g, thread, LIKELIEST, clock)
@@ -118,7 +142,19 @@ def run(g):
         logits(counters, g, thread)
     elif g.operation == PRODUCT or g.operation == PRODUCT_ADD:
         adds, depth, width = g.operation == PRODUCT_ADD, g.hidden_depth, g.vocab_columns
-        product(counters, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, g.logits, width * 4, adds)
+        product(
+            counters,
+            g.normed,
+            depth * LEFT_BYTES,
+            g.rows,
+            g.head,
+            g.in_int8,
+            depth,
+            width,
+            g.logits,
+            width * 4,
+            adds,
+        )
     elif g.operation == GATE_UP:
         scratch, depth, width = (
             g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4,
@@ -126,7 +162,17 @@ def run(g):
             g.gate_columns,
         )
         gate_up(
-            counters, g.normed, depth * LEFT_BYTES, g.rows, g.head, depth, width, scratch, g.gated, width * LEFT_BYTES
+            counters,
+            g.normed,
+            depth * LEFT_BYTES,
+            g.rows,
+            g.head,
+            g.in_int8,
+            depth,
+            width,
+            scratch,
+            g.gated,
+            width * LEFT_BYTES,
         )
     elif g.operation == ATTENTION:
         attention(counters, g, carray(layers_at(g.layers), 1)[0], thread)

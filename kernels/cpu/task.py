@@ -34,6 +34,7 @@ NUMBERS = (
     "head_size",
     "block_size",
     "window",  # keys that a query sees, 0 for all
+    "in_int8",  # 1 if the layers' packed weights, or that of a product alone, are in int8
 )
 # A matrix is "left" where a product reads it from that side: in bf16, or in float32 (``kernels.cpu.instructions``).
 ADDRESSES = (

@@ -66,6 +66,10 @@ def offline(
     threads: Annotated[
         int | None, typer.Option(help="Threads on a CPU.", show_default="one for each core that may be used")
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="int8: the layers' weights in 8 bits, on a CPU.", show_default="none"),
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Where the time goes, as shares of all of it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,6 +94,7 @@ def offline(
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=prefix_caching,
         threads=threads,
+        quantization=quantization,
         make_core=make_core,
     )
     facts = with_status("Serving", lambda say: bench_offline(llm, tasks, say, serial))
@@ -116,6 +121,10 @@ def compare(
         bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="On every side.")
     ] = False,
     serial: Annotated[bool, typer.Option("--serial", help="One request after the other, for latency.")] = False,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="int8: our layers' weights in 8 bits; the floor stays that of 16.", show_default="none"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Our engine and others on the same workload, in turn: ratios with their spread, and the share of the floor."""
@@ -137,7 +146,7 @@ def compare(
     config = load_checkpoint(Path(model)).config
     sides: list[Side] = []
     try:
-        sides.append(Side("kvproof", our_command(model, prefix_caching)))
+        sides.append(Side("kvproof", our_command(model, prefix_caching, quantization)))
         sides += [Side(name, command) for name, command in commands.items()]
         import torch
 
@@ -152,7 +161,8 @@ def compare(
             if not as_json:
                 _show_comparison(found[-1])
         if as_json:
-            print_json({"model": model, "prefix_caching": prefix_caching, "comparisons": found})
+            facts = {"model": model, "prefix_caching": prefix_caching, "quantization": quantization}
+            print_json(facts | {"comparisons": found})
     finally:
         for side in sides:
             side.close()

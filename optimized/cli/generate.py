@@ -70,6 +70,10 @@ def generate(
     kv_cache_dtype: Annotated[
         str, typer.Option(help="auto: the model's; fp8: 8 bits, and a scale for each token and head.")
     ] = "auto",
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="int8: the layers' weights in 8 bits, on a CPU.", show_default="none"),
+    ] = None,
     self_check: Annotated[
         SelfCheck,
         typer.Option(help="Judge every event: sampled by counters, every-step by every rule in a cache of 256 blocks."),
@@ -113,6 +117,7 @@ def generate(
         "kv_cache_dtype": kv_cache_dtype,
         "seed": seed,
         "threads": threads,
+        "quantization": quantization,
     }
     EngineArgs(**engine_args)  # refuses what makes no sense before a model is fetched
     started = time.perf_counter()

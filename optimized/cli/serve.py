@@ -89,6 +89,10 @@ def serve(
             envvar="KVPROOF_KV_CACHE_DTYPE", help="auto: the model's; fp8: 8 bits, and a scale for each token and head."
         ),
     ] = "auto",
+    quantization: Annotated[
+        str | None,
+        typer.Option(envvar="KVPROOF_QUANTIZATION", help="int8: the layers' weights in 8 bits, on a CPU."),
+    ] = None,
     seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
     scheduling_policy: Annotated[
         str, typer.Option(envvar="KVPROOF_SCHEDULING_POLICY", help="fcfs, or priority: smaller numbers first.")
@@ -143,6 +147,7 @@ def serve(
         "dtype": dtype,
         "threads": threads,
         "kv_cache_dtype": kv_cache_dtype,
+        "quantization": quantization,
         "seed": seed,
         "scheduling_policy": scheduling_policy,
         "preemption_mode": preemption_mode,
