@@ -70,11 +70,12 @@ class VectorModel:
             qkv_columns=_packed_of(layer, "qkv").padded_columns,
             gate_columns=_packed_of(layer, "gate_up").padded_columns,
             gate_depth=_packed_of(layer, "down").padded_depth,
-            in_int8=_packed_of(layer, "qkv").in_int8,
             layers=self._records.ctypes.data,
         )
         work.hold("embedding", embedding)
         work.gate_room()
+        if _packed_of(layer, "qkv").in_int8:
+            work.widened_room(max(_packed_of(layer, name).padded_depth for name in ("qkv", "o", "down")))
         self._logits.set(
             hidden_columns=config.hidden_size,
             hidden_depth=self._head.padded_depth,

@@ -39,7 +39,9 @@ def gated(x: Tensor, weight: PackedWeight, team: Team) -> Tensor:
 def _hold_left(work: Workspace, x: Tensor, weight: PackedWeight) -> None:
     left = work.room("normed", (len(x), weight.padded_depth), LEFT)
     left[:, : weight.depth] = x
-    work.set(rows=len(x), hidden_depth=weight.padded_depth, in_int8=weight.in_int8)
+    work.set(rows=len(x), hidden_depth=weight.padded_depth)
+    if weight.in_int8:
+        work.widened_room(weight.padded_depth)
 
 
 def packed_attention(

@@ -6,6 +6,7 @@ stand beside it, so a row has the same bits in every batch. B may be in int8 too
 depth is multiplied by the group's scale once.
 """
 
+from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -16,6 +17,7 @@ from kernels.cpu.emit import (
     FLOATS,
     I64,
     INTS,
+    LANES,
     emit_call,
     emit_constant,
     emit_load,
@@ -30,6 +32,7 @@ from kernels.cpu.vectors import LEFT_BYTES, LEFT_SHIFT, claim, silu_mul, wait_fo
 
 UNROLL = 2  # steps of two numbers in one turn of the loop
 INT8_UNROLL = 4  # numbers in one turn, where B is in int8
+WIDENED_ROWS = 24  # rows for which a tile in int8 is made one in bf16 first
 UNIT_ROWS = 128  # rows that one thread claims at once
 
 
@@ -121,53 +124,41 @@ def scattered_kernel(num_rows, num_columns):
     return kernel
 
 
-def int8_kernel(num_rows, num_columns, accumulates=False):
-    """C[num_rows, 16 * num_columns] = A @ B of float32 A and a tile B in int8, or plus what C was. ``depth`` is a multiple of 4."""
+def int8_kernel(num_rows, num_columns, accumulates=False, is_widened=False):
+    """C[num_rows, 16 * num_columns] = A @ B of float32 A and a tile B in int8, or plus what C was. ``depth`` is a multiple of 4.
+
+    ``wide`` is where the tile's numbers stand in bf16, if it is widened. The bits of C are the same.
+    """
 
     @intrinsic
-    def kernel(context, a, lda, b, depth, c, ldc):
+    def kernel(context, a, lda, b, wide, depth, c, ldc):
         def codegen(context, builder, signature, arguments):
-            a, lda, b, depth, c, ldc = arguments
+            a, lda, b, wide, depth, c, ldc = arguments
             num_groups = builder.sdiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
 
             def emit_part(rows, columns):
-                zeros = [emit_constant(0.0)] * (len(rows) * len(columns))
+                zeros = [[emit_constant(0.0)] * len(columns) for _ in rows]
 
                 def group(i, held):
-                    first = builder.mul(i, I64(GROUP))
-                    scales = builder.add(b, builder.mul(i, I64(SCALE_BYTES + GROUP * TILE_COLUMNS)))
-                    numbers, left = builder.add(scales, I64(SCALE_BYTES)), builder.sub(depth, first)
-                    count = builder.select(builder.icmp_signed("<", left, I64(GROUP)), left, I64(GROUP))
+                    scales, first, count = emit_group(builder, b, i, depth)
                     start = builder.add(a, builder.shl(first, I64(2)))
                     a_rows = [builder.add(start, builder.mul(lda, I64(row))) for row in rows]
-
-                    def turn(j, sums):
-                        for step in range(INT8_UNROLL):
-                            place = builder.add(builder.mul(j, I64(INT8_UNROLL)), I64(step))
-                            b_row = builder.add(numbers, builder.mul(place, I64(TILE_COLUMNS)))
-                            vectors = [emit_int8(builder, builder.add(b_row, I64(16 * column))) for column in columns]
-                            found = []
-                            for row, a_row in enumerate(a_rows):
-                                number = emit_load(builder, builder.add(a_row, builder.shl(place, I64(2))), F32)
-                                both = emit_splat(builder, number, FLOATS)
-                                of_row = sums[row * len(columns) : (row + 1) * len(columns)]
-                                found += [
-                                    emit_call(builder, "llvm.fma.v16f32", FLOATS, both, vector, value)
-                                    for vector, value in zip(vectors, of_row, strict=True)
-                                ]
-                            sums = found
-                        return sums
-
-                    sums = emit_loop(builder, builder.sdiv(count, I64(INT8_UNROLL)), zeros, turn)
-                    factors = [
-                        emit_load(builder, builder.add(scales, I64(64 * column)), FLOATS) for column in columns
-                    ] * len(rows)
+                    if is_widened:
+                        part = builder.add(wide, builder.mul(first, I64(2 * TILE_COLUMNS)))
+                        part = builder.add(part, I64(64 * columns.start))
+                        pairs = builder.lshr(count, I64(1))
+                        acc = emit_tile(builder, zeros, a_rows, part, I64(4 * TILE_COLUMNS), pairs)
+                    else:
+                        part = builder.add(scales, I64(SCALE_BYTES + 16 * columns.start))
+                        acc = emit_int8_tile(builder, zeros, a_rows, part, count)
+                    factors = [emit_load(builder, builder.add(scales, I64(64 * column)), FLOATS) for column in columns]
+                    sums = [value for row in acc for value in row]
                     return [
                         emit_call(builder, "llvm.fma.v16f32", FLOATS, value, factor, old)
-                        for value, factor, old in zip(sums, factors, held, strict=True)
+                        for value, factor, old in zip(sums, factors * len(rows), held, strict=True)
                     ]
 
-                flat = emit_loop(builder, num_groups, zeros, group)
+                flat = emit_loop(builder, num_groups, [value for row in zeros for value in row], group)
                 acc = [flat[i * len(columns) : (i + 1) * len(columns)] for i in range(len(rows))]
                 _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates)
 
@@ -175,9 +166,77 @@ def int8_kernel(num_rows, num_columns, accumulates=False):
                 emit_part(rows, columns)
             return context.get_dummy_value()
 
-        return types.void(*[ADDRESS] * 6), codegen
+        return types.void(*[ADDRESS] * 7), codegen
 
     return kernel
+
+
+def emit_group(builder, b, i, depth):
+    """Of a tile in int8, where the scales of group ``i`` stand, before its numbers, which number is its first, and how many it has."""
+    first = builder.mul(i, I64(GROUP))
+    left = builder.sub(depth, first)
+    count = builder.select(builder.icmp_signed("<", left, I64(GROUP)), left, I64(GROUP))
+    return builder.add(b, builder.mul(i, I64(SCALE_BYTES + GROUP * TILE_COLUMNS))), first, count
+
+
+def emit_int8_tile(builder, acc, a_rows, b, count):
+    """``acc[row][column vector]`` plus A @ B over so many numbers of the depth, where B is in int8."""
+    columns = len(acc[0])
+
+    def turn(i, held):
+        for step in range(INT8_UNROLL):
+            place = builder.add(builder.mul(i, I64(INT8_UNROLL)), I64(step))
+            b_row = builder.add(b, builder.mul(place, I64(TILE_COLUMNS)))
+            vectors = [emit_int8(builder, builder.add(b_row, I64(16 * column))) for column in range(columns)]
+            found = []
+            for row, a_row in enumerate(a_rows):
+                number = emit_load(builder, builder.add(a_row, builder.shl(place, I64(2))), F32)
+                both = emit_splat(builder, number, FLOATS)
+                found += [
+                    emit_call(builder, "llvm.fma.v16f32", FLOATS, both, vector, value)
+                    for vector, value in zip(vectors, held[row * columns : (row + 1) * columns], strict=True)
+                ]
+            held = found
+        return held
+
+    flat = emit_loop(builder, builder.sdiv(count, I64(INT8_UNROLL)), [value for row in acc for value in row], turn)
+    return [flat[row * columns : (row + 1) * columns] for row in range(len(acc))]
+
+
+@intrinsic
+def widen_tile(context, b, depth, wide):
+    """The numbers of a tile in int8 as bf16, ``[depth / 2, TILE_COLUMNS, 2]`` without their scales: each has 7 bits, so none is rounded."""
+
+    def codegen(context, builder, signature, arguments):
+        b, depth, wide = arguments
+        num_groups = builder.sdiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
+        upper = ir.Constant(INTS, [-(1 << 16)] * LANES)
+
+        def group(i, held):
+            scales, first, count = emit_group(builder, b, i, depth)
+
+            def pair(j, held):
+                place = builder.shl(j, I64(1))
+                source = builder.add(scales, builder.add(I64(SCALE_BYTES), builder.mul(place, I64(TILE_COLUMNS))))
+                target = builder.add(wide, builder.mul(builder.add(first, place), I64(2 * TILE_COLUMNS)))
+                for column in range(0, TILE_COLUMNS, 16):
+                    one, two = (
+                        builder.bitcast(emit_int8(builder, builder.add(source, I64(column + row))), INTS)
+                        for row in (0, TILE_COLUMNS)
+                    )
+                    low = builder.lshr(one, ir.Constant(INTS, [16] * LANES))
+                    emit_store(
+                        builder, builder.or_(low, builder.and_(two, upper)), builder.add(target, I64(4 * column))
+                    )
+                return []
+
+            emit_loop(builder, builder.lshr(count, I64(1)), [], pair)
+            return []
+
+        emit_loop(builder, num_groups, [], group)
+        return context.get_dummy_value()
+
+    return types.void(*[ADDRESS] * 3), codegen
 
 
 def emit_int8(builder, address):
@@ -218,25 +277,33 @@ def _tile(accumulates):
 
 
 def _int8_tile(accumulates):
-    """The same of a tile in int8. Nothing where there is no such product: nobody gets a weight in int8 there."""
+    """The same of a tile in int8, which has been widened if there are many rows.
+
+    Nothing where there is no such product: nobody gets a weight in int8 there.
+    """
     if not HERE.has_int8:
-        return njit(lambda a, lda, rows, b, depth, c, ldc: None)
-    eight, four, two, one = (int8_kernel(rows, TILE_COLUMNS // 16, accumulates) for rows in (8, 4, 2, 1))
+        return njit(lambda a, lda, rows, b, wide, depth, c, ldc: None)
+    columns = TILE_COLUMNS // 16
+    eight, four, two, one = (int8_kernel(rows, columns, accumulates) for rows in (8, 4, 2, 1))
+    widened = int8_kernel(8, columns, accumulates, is_widened=True)
 
     @njit(error_model="numpy")
-    def tile(a, lda, rows, b, depth, c, ldc):
+    def tile(a, lda, rows, b, wide, depth, c, ldc):
         m = 0
+        while wide != 0 and m + 8 <= rows:
+            widened(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
+            m += 8
         while m + 8 <= rows:
-            eight(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            eight(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
             m += 8
         if m + 4 <= rows:
-            four(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            four(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
             m += 4
         if m + 2 <= rows:
-            two(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            two(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
             m += 2
         if m < rows:
-            one(a + m * lda, lda, b, depth, c + m * ldc, ldc)
+            one(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
 
     return tile
 
@@ -254,8 +321,21 @@ def tile_bytes(depth, in_int8):
 
 
 @njit(error_model="numpy")
-def product(counters, a, lda, rows, weight, in_int8, depth, columns, c, ldc, accumulates):
-    """A phase: C = A @ W, or plus what C was, of packed ``weight`` with so many (padded) columns and this depth."""
+def widened_if_many(rows, b, depth, wide):
+    """``wide``, where the tile's numbers stand in bf16 now, or 0 if there are too few rows for that to pay."""
+    if rows < WIDENED_ROWS:
+        return 0
+    widen_tile(b, depth, wide)
+    return wide
+
+
+@njit(error_model="numpy")
+def product(counters, a, lda, rows, weight, wide, depth, columns, c, ldc, accumulates):
+    """A phase: C = A @ W, or plus what C was, of packed ``weight`` with so many (padded) columns and this depth.
+
+    ``wide`` is this thread's, for two tiles in bf16, if the weight is in int8, and else 0.
+    """
+    in_int8 = wide != 0
     size = tile_bytes(depth, in_int8)
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
@@ -266,10 +346,12 @@ def product(counters, a, lda, rows, weight, in_int8, depth, columns, c, ldc, acc
         tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
         count = min(UNIT_ROWS, rows - first)
         b, out = weight + tile * size, c + first * ldc + tile * TILE_COLUMNS * 4
-        if in_int8 and accumulates:
-            add_int8_tile(a + first * lda, lda, count, b, depth, out, ldc)
-        elif in_int8:
-            store_int8_tile(a + first * lda, lda, count, b, depth, out, ldc)
+        if in_int8:
+            whole = widened_if_many(count, b, depth, wide)
+            if accumulates:
+                add_int8_tile(a + first * lda, lda, count, b, whole, depth, out, ldc)
+            else:
+                store_int8_tile(a + first * lda, lda, count, b, whole, depth, out, ldc)
         elif accumulates:
             add_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
         else:
@@ -280,30 +362,36 @@ def product(counters, a, lda, rows, weight, in_int8, depth, columns, c, ldc, acc
 
 
 @njit(error_model="numpy")
-def gate_up(counters, a, lda, rows, weight, in_int8, depth, columns, scratch, out, ldo):
+def gate_up(counters, a, lda, rows, weight, wide, depth, columns, scratch, out, ldo):
     """A phase: ``out`` (left) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
 
-    ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32.
+    ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32, and so is ``wide``, as for ``product``.
     """
+    in_int8 = wide != 0
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
-    wide, size = 8 * TILE_COLUMNS, tile_bytes(depth, in_int8)
+    row_bytes, size = 8 * TILE_COLUMNS, tile_bytes(depth, in_int8)
     while True:
         unit = claim(counters)
         if unit >= units:
             break
         tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
-        b = weight + 2 * tile * size
-        for m in range(first, min(rows, first + UNIT_ROWS), GATE_ROWS):
-            count = min(GATE_ROWS, rows - m, first + UNIT_ROWS - m)
+        stop = min(rows, first + UNIT_ROWS)
+        gates, ups = weight + 2 * tile * size, weight + (2 * tile + 1) * size
+        wide_gates = wide_ups = 0
+        if in_int8:
+            wide_gates = widened_if_many(stop - first, gates, depth, wide)
+            wide_ups = widened_if_many(stop - first, ups, depth, wide + tile_bytes(depth, False))
+        for m in range(first, stop, GATE_ROWS):
+            count, up = min(GATE_ROWS, stop - m), scratch + 4 * TILE_COLUMNS
             if in_int8:
-                store_int8_tile(a + m * lda, lda, count, b, depth, scratch, wide)
-                store_int8_tile(a + m * lda, lda, count, b + size, depth, scratch + 4 * TILE_COLUMNS, wide)
+                store_int8_tile(a + m * lda, lda, count, gates, wide_gates, depth, scratch, row_bytes)
+                store_int8_tile(a + m * lda, lda, count, ups, wide_ups, depth, up, row_bytes)
             else:
-                store_tile(a + m * lda, lda, count, b, depth // 2, scratch, wide)
-                store_tile(a + m * lda, lda, count, b + size, depth // 2, scratch + 4 * TILE_COLUMNS, wide)
+                store_tile(a + m * lda, lda, count, gates, depth // 2, scratch, row_bytes)
+                store_tile(a + m * lda, lda, count, ups, depth // 2, up, row_bytes)
             for row in range(count):
-                gate, to = scratch + row * wide, out + (m + row) * ldo + tile * TILE_COLUMNS * LEFT_BYTES
+                gate, to = scratch + row * row_bytes, out + (m + row) * ldo + tile * TILE_COLUMNS * LEFT_BYTES
                 for column in range(0, TILE_COLUMNS, 16):
                     silu_mul(gate + column * 4, gate + (TILE_COLUMNS + column) * 4, to + column * LEFT_BYTES)
         claim(counters + 8)

@@ -44,6 +44,7 @@ def forward(counters, g, thread):
     """``g.x`` becomes the hidden states of the tokens; the caches get their keys and values."""
     layers, rows = carray(layers_at(g.layers), g.num_layers), g.rows
     scratch = g.gate_scratch + thread * GATE_ROWS * 2 * TILE_COLUMNS * 4
+    wide = g.widened + thread * g.widened_bytes
     size, width, depth = g.hidden_size, g.hidden_columns, g.hidden_depth
     mixed_depth = g.num_query_heads * g.head_size
     clock = cycles()
@@ -59,7 +60,7 @@ def forward(counters, g, thread):
             depth * LEFT_BYTES,
             rows,
             layer.qkv,
-            g.in_int8,
+            wide,
             depth,
             g.qkv_columns,
             g.qkv,
@@ -77,7 +78,7 @@ def forward(counters, g, thread):
             mixed_depth * LEFT_BYTES,
             rows,
             layer.o,
-            g.in_int8,
+            wide,
             mixed_depth,
             width,
             g.x,
@@ -93,7 +94,7 @@ def forward(counters, g, thread):
             depth * LEFT_BYTES,
             rows,
             layer.gate_up,
-            g.in_int8,
+            wide,
             depth,
             g.gate_columns,
             scratch,
@@ -107,7 +108,7 @@ def forward(counters, g, thread):
             g.gate_columns * LEFT_BYTES,
             rows,
             layer.down,
-            g.in_int8,
+            wide,
             g.gate_depth,
             width,
             g.x,
@@ -136,6 +137,7 @@ def logits(counters, g, thread):
 def run(g):
     """One thread's part of a task."""
     thread, counters = claim(g.counters), g.counters + LINE
+    wide = g.widened + thread * g.widened_bytes
     if g.operation == FORWARD:
         forward(counters, g, thread)
     elif g.operation == LOGITS:
@@ -148,7 +150,7 @@ def run(g):
             depth * LEFT_BYTES,
             g.rows,
             g.head,
-            g.in_int8,
+            wide,
             depth,
             width,
             g.logits,
@@ -167,7 +169,7 @@ def run(g):
             depth * LEFT_BYTES,
             g.rows,
             g.head,
-            g.in_int8,
+            wide,
             depth,
             width,
             scratch,

@@ -34,7 +34,7 @@ NUMBERS = (
     "head_size",
     "block_size",
     "window",  # keys that a query sees, 0 for all
-    "in_int8",  # 1 if the layers' packed weights, or that of a product alone, are in int8
+    "widened_bytes",  # of each thread's, 0 if weights are in bf16
 )
 # A matrix is "left" where a product reads it from that side: in bf16, or in float32 (``kernels.cpu.instructions``).
 ADDRESSES = (
@@ -72,6 +72,7 @@ ADDRESSES = (
     "factors",  # [chunk_rows] float32
     "masked",  # [2, block_size, head_size] bf16
     "gate_scratch",  # [GATE_ROWS, 2 * TILE_COLUMNS] float32
+    "widened",  # [2, deepest, TILE_COLUMNS] bf16: tiles of a weight in int8, 0 if weights are in bf16
 )
 LAYER_ADDRESSES = (
     "input_norm",

@@ -72,6 +72,11 @@ class Workspace:
         """What each thread needs for its part of the gated product."""
         self.room("gate_scratch", (self.team.num_threads, GATE_ROWS, 2 * TILE_COLUMNS), torch.float32)
 
+    def widened_room(self, deepest: int) -> None:
+        """What each thread needs for tiles of weights in int8 of at most this depth."""
+        widened = self.room("widened", (self.team.num_threads, 2, deepest, TILE_COLUMNS), torch.bfloat16)
+        self.set(widened_bytes=widened[0].nbytes)
+
     def run(self, operation: str) -> None:
         """Do it, on all threads of the team."""
         self._counters.zero_()
