@@ -115,7 +115,14 @@ def test_doctor_says_which_device_and_why(run: Run) -> None:
     assert found["num_threads"] >= 1
     assert found["environment"]["KVPROOF_HOME"] == found["model_folder"]
     text = run("doctor").stdout
-    for fact in (found["device_reason"], found["kernels"], found["model_folder"], found["default_model"]):
+    assert "in int8" in found["int8_weights"]
+    for fact in (
+        found["device_reason"],
+        found["kernels"],
+        found["int8_weights"],
+        found["model_folder"],
+        found["default_model"],
+    ):
         assert fact in text
 
 

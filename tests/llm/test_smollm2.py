@@ -16,6 +16,7 @@ from optimized.cli import app
 from optimized.llama import LlamaModel
 from reference import ReferenceModelEngine
 from spec.vocabulary import Config, Request
+from tests.kernels.test_int8 import needs_int8
 from tests.models.test_llama import Paged, dense_logits
 from tests.models.test_vector_model import needs_vectors
 
@@ -194,3 +195,11 @@ def test_the_vector_kernels_say_the_same_but_where_bfloat16_cannot_tell(
     # A bound that explained everything would show nothing.
     assert any(margin > bfloat16_bound for each in reference_tokens for _, margin in each)
     assert list(unexplained(said, reference_tokens, bfloat16_bound)) == []
+
+
+@pytest.mark.slow
+@needs_int8
+def test_with_weights_in_int8_the_capital_of_france_is_paris(smollm2: Checkpoint) -> None:
+    asked = ("generate", QUESTION[0]["content"], "--max-tokens", "12", "--quantization", "int8", "--model")
+    result = CliRunner().invoke(app, [*asked, str(smollm2.path)])
+    assert (result.exit_code, result.stdout) == (0, "The capital of France is Paris.\n")

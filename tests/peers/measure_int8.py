@@ -1,23 +1,31 @@
-"""What int8 weights would cost in quality: perplexity of a fixed text, and how often the likeliest token is another one.
+"""What int8 weights cost in quality: perplexity of a fixed text, and how often the likeliest token is another one.
 
     python -m tests.peers.measure_int8 [--tokens 1024] [MODEL]
 
 Weights are rounded to 8 bits with a scale for each group of them along a row, and then computed with in float32, like every
-other operand: so this is the rounding alone, whatever kernel will do it. Embeddings and norms keep their numbers. The
-text is Python's own manual as ``pydoc`` has it, cut into windows of 256 tokens.
+other operand: so this is the rounding alone, whatever kernel does it. Then the engine's own weights and kernels, in bfloat16
+and as ``--quantization int8`` has them, one held against the other. Embeddings and norms keep their numbers. The text is
+Python's own manual as ``pydoc`` has it, cut into windows of 256 tokens.
 """
+
+from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data import topics
+from typing import TYPE_CHECKING
 
 import torch
 
 from optimized.checkpoint import Checkpoint, LazyTensors, load_checkpoint
+from optimized.cpu_path import why_not_int8
 from optimized.llama import LlamaModel
+
+if TYPE_CHECKING:
+    from optimized.vector_model import VectorModel
 
 WINDOW = 256
 
@@ -42,15 +50,50 @@ class Rounded(LazyTensors):
 
 
 @torch.inference_mode()
-def logits(model: LlamaModel, windows: torch.Tensor) -> torch.Tensor:
+def logits(model: LlamaModel | VectorModel, windows: torch.Tensor) -> torch.Tensor:
     """Logits after each token of each window, ``[num_windows, WINDOW, vocab_size]`` float32."""
     found = []
     caches = model.new_kv_caches(WINDOW // 16, 16)
     for window in windows:
         steps, table = torch.arange(WINDOW), torch.arange(WINDOW // 16, dtype=torch.int32)[None]
         lengths, start = torch.tensor([WINDOW], dtype=torch.int32), torch.tensor([0, WINDOW], dtype=torch.int32)
-        found.append(model.logits(model.forward(window, steps, caches, steps, table, lengths, start)))
+        found.append(model.logits(model.forward(window, steps, caches, steps, table, lengths, start)).clone())
     return torch.stack(found)
+
+
+def in_float32(checkpoint: Checkpoint) -> Iterator[tuple[str, LlamaModel]]:
+    """The model with its weights rounded in each way, computing in float32."""
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "bfloat16": lambda weight: weight,
+        "int8, a scale for each row": lambda weight: in_int8(weight, None),
+        "int8, for 64 of a row": lambda weight: in_int8(weight, 64),
+        "int8, for 32 of a row": lambda weight: in_int8(weight, 32),
+    }
+    for name, change in changes.items():
+        yield name, LlamaModel(checkpoint.config, Rounded(checkpoint, change), torch.float32)
+
+
+def by_the_engine(checkpoint: Checkpoint) -> Iterator[tuple[str, VectorModel]]:
+    """The model as the vector kernels have it."""
+    from optimized.vector_model import VectorModel
+
+    for narrow in (False, True):
+        name = f"the engine, {'int8' if narrow else 'bfloat16'}"
+        yield name, VectorModel(checkpoint.config, checkpoint.tensors, torch.get_num_threads(), in_int8=narrow)
+
+
+def show(models: Iterator[tuple[str, LlamaModel]] | Iterator[tuple[str, VectorModel]], windows: torch.Tensor) -> None:
+    """A line for each; the likeliest tokens are held against those of the first."""
+    likeliest: torch.Tensor | None = None
+    for name, model in models:
+        scores = logits(model, windows).log_softmax(-1)
+        loss = -scores[:, :-1].gather(-1, windows[:, 1:, None]).mean().item()
+        best = scores.argmax(-1)
+        likeliest = best if likeliest is None else likeliest
+        same = (best == likeliest).double().mean().item()
+        print(
+            f"{name:28} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %", flush=True
+        )
 
 
 def main() -> None:
@@ -68,23 +111,11 @@ def main() -> None:
         f"{checkpoint.name}, Python {sys.version.split()[0]}'s manual, {len(windows)} windows of {WINDOW} tokens",
         flush=True,
     )
-    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "bfloat16": lambda weight: weight,
-        "int8, a scale for each row": lambda weight: in_int8(weight, None),
-        "int8, for 64 of a row": lambda weight: in_int8(weight, 64),
-        "int8, for 32 of a row": lambda weight: in_int8(weight, 32),
-    }
-    likeliest: torch.Tensor | None = None
-    for name, change in changes.items():
-        model = LlamaModel(checkpoint.config, Rounded(checkpoint, change), torch.float32)
-        scores = logits(model, windows).log_softmax(-1)
-        loss = -scores[:, :-1].gather(-1, windows[:, 1:, None]).mean().item()
-        best = scores.argmax(-1)
-        likeliest = best if likeliest is None else likeliest
-        same = (best == likeliest).double().mean().item()
-        print(
-            f"{name:28} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %", flush=True
-        )
+    show(in_float32(checkpoint), windows)
+    if (reason := why_not_int8()) is None:
+        show(by_the_engine(checkpoint), windows)
+    else:
+        print(f"the engine has no weights in int8: {reason}")
 
 
 if __name__ == "__main__":
