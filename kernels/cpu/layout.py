@@ -73,7 +73,9 @@ class PackedWeight:
     def numbers(self) -> Tensor:
         """What a product multiplies with, ``[num_parts, num_columns, depth]`` float32."""
         if self.in_int8:
-            groups = [_numbers_of_group(each) for each in self.tiles.split(SCALE_BYTES + GROUP * TILE_COLUMNS, dim=1)]
+            groups = [
+                _numbers_of_group(each) for each in torch.split(self.tiles, SCALE_BYTES + GROUP * TILE_COLUMNS, dim=1)
+            ]
             rows = torch.cat(groups, dim=1)
         else:
             rows = self.tiles.float().transpose(2, 3).reshape(len(self.tiles), -1, TILE_COLUMNS)

@@ -17,6 +17,7 @@ from optimized.cli.torch_start import LEFT_OUT
 from optimized.hf_checkpoint import load_directory
 from optimized.llama import LlamaModel
 from tests.cli.conftest import ROOT, Process
+from tests.kernels.test_int8 import needs_int8
 from tests.models.test_llama import CONFIG
 from tests.models.tiny_files import write_directory
 
@@ -86,11 +87,12 @@ def sizes() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(NO_VECTORS is not None, reason=f"no vector kernels: {NO_VECTORS}")
-def test_the_vector_model_has_one_layer_of_the_file_in_memory_at_a_time() -> None:
+@pytest.mark.parametrize("in_int8", [False, pytest.param(True, marks=needs_int8)])
+def test_the_vector_model_has_one_layer_of_the_file_in_memory_at_a_time(in_int8: bool) -> None:
     from optimized.vector_model import VectorModel
 
     tensors = Watched()
-    model = VectorModel(CONFIG, tensors, 1)
+    model = VectorModel(CONFIG, tensors, 1, in_int8)
     largest, layer = sizes()
     assert tensors.most <= largest + layer
     assert not tensors.num_alive
