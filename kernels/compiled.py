@@ -20,7 +20,16 @@ from triton.compiler import ASTSource, make_backend
 from triton.errors import TritonError
 from triton.runtime.jit import create_function_from_signature
 
-from kernels.configuration import ATTENTION, MOVES, Configuration, call_of, covering_set, shape_of, small_set
+from kernels.configuration import (
+    ATTENTION,
+    MOVES,
+    Configuration,
+    call_of,
+    covering_set,
+    engine_set,
+    shape_of,
+    small_set,
+)
 from kernels.machine_code import MachineCode, load_width, read_amd, read_nvidia
 from kernels.tile_shape import TileShape, power_of_two
 
@@ -189,11 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.compiled", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument("--all", action="store_true", help="the covering set, which takes minutes")
+    parser.add_argument("--engine", action="store_true", help="whatever an engine can ask for, which takes an hour")
     parser.add_argument("--target", choices=list(CHIPS), help="only this one")
     options = parser.parse_args(arguments)
-    wanted = [
-        each for each in (covering_set() if options.all else small_set()) if options.target in (None, each.target)
-    ]
+    named = engine_set() if options.engine else covering_set() if options.all else small_set()
+    wanted = [each for each in named if options.target in (None, each.target)]
     reports = []
     for each in wanted:
         reports += compile_report([each])

@@ -26,6 +26,9 @@ from kernels.tile_shape import (
 )
 
 ATTENTION = ("decode", "prefill")
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 192, 256)
+GROUPS = (*range(1, 9), 16, 32)
+"""Query heads of a KV head."""
 MOVES = ("write_kv", "copy_blocks", "pack_blocks", "unpack_blocks")
 LAYER = ("rms_norm", "add_rms_norm", "silu_mul", "rotate_write", "rotate_write_norm", "draw_tokens")
 
@@ -79,6 +82,22 @@ def covering_set() -> list[Configuration]:
         made += [Configuration(target, kernel, fp8=kernel in with_fp8) for kernel in MOVES + LAYER]
         made.append(Configuration(target, "write_kv", head_size=80, num_kv_heads=3, fp8=True))
     return made
+
+
+def engine_set() -> list[Configuration]:
+    """Attention as an engine can ask for it: every head size with every group, and each option of an engine beside them.
+
+    No engine of ours asks for a cap or a log-sum-exp, and a block size changes addresses only: the covering set has those.
+    """
+    options: list[dict[str, Any]] = [{}, {"window": True}, {"fp8": True}, {"dtype": "float16"}]
+    return [
+        Configuration(target, kernel, head_size=head_size, group=group, **each)
+        for target in ARCHITECTURES
+        for kernel in ATTENTION
+        for head_size in HEAD_SIZES
+        for group in GROUPS
+        for each in (options if head_size in (64, 128) else options[:1])
+    ]
 
 
 class FakeTensor:
