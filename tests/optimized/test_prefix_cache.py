@@ -3,6 +3,8 @@
 import random
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from hashlib import sha256
+from struct import pack
 
 import pytest
 
@@ -10,7 +12,7 @@ import optimized
 import reference
 from optimized.engine import EngineCore
 from optimized.placement import num_blocks_to_place
-from optimized.prefix_cache import PrefixCache, Record
+from optimized.prefix_cache import Hash, PrefixCache, Record
 from optimized.symbolic_device import SymbolicDevice
 from spec.engine import EngineFactory
 from spec.vocabulary import CacheKey, Config, Event, Hit, Publish, Request, State, Token
@@ -73,6 +75,7 @@ def test_a_child_stays_true_when_its_parent_is_evicted_and_comes_back_elsewhere(
     assert cache.key_of(5) == CacheKey((1, 2, 3, 4))
     chain = published(cache, [1, 2], [6])
     assert cache.find(chain, [1, 2, 3, 4], limit=2) == [6, 5]
+    assert chain[2].parent is chain[1]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -240,3 +243,64 @@ def test_the_next_chunk_begins_behind_what_is_hit() -> None:
     core.add(Request(1, (1, 2, 3, 4, 5, 6, 7, 8), max_tokens=1, seq_ids=(1,)))
     pool, seq = core.scheduler.pool, core.scheduler.seqs[1]
     assert [num_blocks_to_place(pool, seq, budget, config.block_size) for budget in (1, 2, 3, 4, 5)] == [3, 3, 4, 4, 4]
+
+
+def test_a_digest_is_made_of_its_parents_and_its_tokens_length_first() -> None:
+    """Whoever is given the same root and model gets the same digests."""
+
+    def with_length(data: bytes) -> bytes:
+        return len(data).to_bytes(8, "little") + data
+
+    cache = PrefixCache(num_blocks=8, block_size=2, root=b"root")
+    chain = published(cache, [1, 2, 3, 1 << 40], [4, 5], salt="salt")
+    packs = [with_length(b"root") + with_length(b"") + with_length(b"salt")]
+    packs += map(with_length, (pack("<2I", 1, 2), pack("<2q", 3, 1 << 40)))
+    digest = b""
+    for record, packed in zip(chain, packs, strict=True):
+        digest = sha256(digest + packed).digest()
+        assert record.digest == digest
+
+
+def test_what_was_learnt_is_not_worked_out_again() -> None:
+    hashed: list[bytes] = []
+
+    def hash_of(data: bytes) -> Hash:
+        hashed.append(data)
+        return sha256(data)
+
+    cache, tokens = PrefixCache(num_blocks=8, block_size=2, hash_of=hash_of), [1, 2, 3, 4]
+    published(cache, tokens, [4, 5])
+    assert len(hashed) == 3  # one for each block, and one for the root
+
+    chain = [cache.root("")]
+    assert cache.find(chain, tokens, limit=2) == [4, 5]
+    assert len(hashed) == 3  # it goes where the prompt before it went
+    assert cache.find(chain, (), limit=2) == [4, 5]  # the second look-up reads no token
+
+    published(cache, [1, 2, 9, 9], [6, 7])
+    assert len(hashed) == 4  # it parts from it after one block
+    for _ in range(2):
+        assert cache.find([cache.root("")], tokens, limit=2) == [4, 5]
+        assert len(hashed) == 5  # the first who goes back pays for it
+
+    copied = deepcopy(cache)
+    assert copied.root("") is not cache.root("")
+    assert len(hashed) == 5
+
+
+def test_a_listener_hears_each_run_of_blocks_by_itself() -> None:
+    runs: list[list[int | None]] = []
+
+    class Hears:
+        def stored(self, records: Sequence[Record]) -> None:
+            runs.append([record.block for record in records])
+
+        def removed(self, records: Sequence[Record]) -> None: ...
+        def cleared(self) -> None: ...
+
+    cache, tokens = PrefixCache(num_blocks=8, block_size=2), [1, 2, 3, 4, 5, 6]
+    published(cache, tokens[:4], [4, 5])
+    cache.evict([4])
+    cache.listener = Hears()
+    assert cache.publish([cache.root("")], tokens, 0, [6, 7, 3]) == [0, 2]
+    assert runs == [[6], [3]]
