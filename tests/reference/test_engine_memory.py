@@ -163,6 +163,19 @@ def test_the_plan_says_from_where_to_where_a_table_moves() -> None:
     assert [type(swap.event) for swap in swaps] == [SwapOut, SwapIn]
 
 
+def test_who_is_gone_before_the_step_ends_is_not_swapped_in() -> None:
+    engine, _ = followed(SWAPPING)
+    engine.add(request(0, (1, 0, 1), 6))
+    engine.add(request(1, (0, 1, 1), 6))
+    engine.begin_step()
+    while not any(isinstance(swap.event, SwapIn) for swap in engine.plans[0].swaps):
+        engine.end_step(next_token)
+        assert engine.has_work, "nobody came back"
+        engine.begin_step()
+    engine.abort(1)
+    assert not any(isinstance(event, SwapIn) for event in engine.end_step(next_token).device)
+
+
 def test_all_sequences_of_a_request_are_swapped_together_or_none() -> None:
     engine, follower = followed(replace(SWAPPING, num_blocks=6, num_host_blocks=3))
     engine.add(request(0, (1, 0, 1), 7))
