@@ -12,6 +12,6 @@ from triton.runtime.interpreter import InterpretedFunction
 if knobs.runtime.interpret and not isinstance(standard.zeros, InterpretedFunction):
     raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set: set it in tests/conftest.py")
 
-from tests.kernels.interpreter import repair_bfloat16
+from tests.kernels.interpreter import repair_products
 
-repair_bfloat16()
+repair_products()

@@ -1,4 +1,4 @@
-"""Triton's interpreter, with its bfloat16 product repaired and its loads watched."""
+"""Triton's interpreter, with its products repaired and its loads watched."""
 
 from typing import Self
 
@@ -8,14 +8,21 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
-def repair_bfloat16() -> None:
-    """The interpreter keeps bfloat16 as the bits of a uint16: ``tl.dot`` multiplies those, and a cast cuts bits off."""
+def repair_products() -> None:
+    """The interpreter keeps bfloat16 as the bits of a uint16: ``tl.dot`` multiplies those, and a cast cuts bits off.
+
+    And it multiplies by NumPy's library for matrices, in which the order of a sum may depend on the row's place in the tile.
+    A GPU has one order for all rows, and so has ``einsum``.
+    """
     create_dot, cast_impl = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
     if hasattr(create_dot, "is_repaired"):
         return
 
     def dot_of_numbers(self, a, b, d, input_precision, max_num_imprecise_acc):
-        return create_dot(self, widened(a), widened(b), d, input_precision, max_num_imprecise_acc)
+        if 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):
+            return create_dot(self, a, b, d, input_precision, max_num_imprecise_acc)
+        numbers = np.einsum("ik,kj->ij", widened(a).data, widened(b).data, dtype=d.data.dtype)
+        return TensorHandle(numbers + d.data, d.dtype.scalar)
 
     def cast_to_nearest(self, source, target):
         kinds = source.dtype.scalar, target.scalar
