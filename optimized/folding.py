@@ -56,11 +56,12 @@ def folded_steps(scheduler: Scheduler, device: SimulatedDevice, until_s: float) 
         return
     computed, slots = [seq.num_computed for seq in seqs], slots_of(scheduler)
     num_tokens, num_fillable, num_keys = slots.tokens, slots.tokens + slots.reserved, sum(computed)
-    due: list[list[LiveSeq]] = [[] for _ in range(size)]  # who needs a block in which step, by its remainder
+    # Who needs a block in which step, by its remainder. Who reserves has blocks of thousands of tokens: most have nobody.
+    due: dict[int, list[LiveSeq]] = {}
     for seq in seqs:
-        due[-seq.num_computed % size].append(seq)
+        due.setdefault(-seq.num_computed % size, []).append(seq)
     while num_done < num_steps and device.now < until_s:
-        takers = due[num_done % size]
+        takers = due.get(num_done % size, [])
         if len(takers) > pool.num_free:
             break
         for seq in takers:
@@ -75,7 +76,7 @@ def folded_steps(scheduler: Scheduler, device: SimulatedDevice, until_s: float) 
         counters.num_block_steps += pool.num_blocks - pool.num_free
         num_done += 1
         if scheduler.cache is not None:
-            for seq in due[num_done % size]:
+            for seq in due.get(num_done % size, []):
                 _compute(seq, len(seq.table) * size)
                 scheduler.publish(seq, len(seq.table) - 1)
         yield Folded(num_tokens, num_fillable, num_keys)
