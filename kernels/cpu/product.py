@@ -254,24 +254,36 @@ def _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates):
             emit_store(builder, value, address, 4)
 
 
+def _ladder(kernels):
+    """C for any number of rows, of kernels of 8, 4, 2 and 1 of them: as many of 8 rows as fit, then one of each smaller size that
+    the rest needs. The kernels know what ``third`` and ``fourth`` are."""
+    eight, four, two, one = kernels
+
+    @njit(error_model="numpy", inline="always")
+    def climb(a, lda, rows, b, third, fourth, c, ldc):
+        m = 0
+        while m + 8 <= rows:
+            eight(a + m * lda, lda, b, third, fourth, c + m * ldc, ldc)
+            m += 8
+        if m + 4 <= rows:
+            four(a + m * lda, lda, b, third, fourth, c + m * ldc, ldc)
+            m += 4
+        if m + 2 <= rows:
+            two(a + m * lda, lda, b, third, fourth, c + m * ldc, ldc)
+            m += 2
+        if m < rows:
+            one(a + m * lda, lda, b, third, fourth, c + m * ldc, ldc)
+
+    return climb
+
+
 def _tile(accumulates):
-    """C for any number of rows: as many kernels of 8 rows as fit, then one of each smaller size that the rest needs."""
-    eight, four, two, one = (product_kernel(rows, TILE_COLUMNS // 16, accumulates) for rows in (8, 4, 2, 1))
+    """A tile of C of any number of rows."""
+    climb = _ladder([product_kernel(rows, TILE_COLUMNS // 16, accumulates) for rows in (8, 4, 2, 1)])
 
     @njit(error_model="numpy")
     def tile(a, lda, rows, b, pairs, c, ldc):
-        m, ldb = 0, TILE_COLUMNS * 4
-        while m + 8 <= rows:
-            eight(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
-            m += 8
-        if m + 4 <= rows:
-            four(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
-            m += 4
-        if m + 2 <= rows:
-            two(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
-            m += 2
-        if m < rows:
-            one(a + m * lda, lda, b, ldb, pairs, c + m * ldc, ldc)
+        climb(a, lda, rows, b, TILE_COLUMNS * 4, pairs, c, ldc)
 
     return tile
 
@@ -284,7 +296,7 @@ def _int8_tile(accumulates):
     if not HERE.has_int8:
         return njit(lambda a, lda, rows, b, wide, depth, c, ldc: None)
     columns = TILE_COLUMNS // 16
-    eight, four, two, one = (int8_kernel(rows, columns, accumulates) for rows in (8, 4, 2, 1))
+    climb = _ladder([int8_kernel(rows, columns, accumulates) for rows in (8, 4, 2, 1)])
     widened = int8_kernel(8, columns, accumulates, is_widened=True)
 
     @njit(error_model="numpy")
@@ -293,17 +305,7 @@ def _int8_tile(accumulates):
         while wide != 0 and m + 8 <= rows:
             widened(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
             m += 8
-        while m + 8 <= rows:
-            eight(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
-            m += 8
-        if m + 4 <= rows:
-            four(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
-            m += 4
-        if m + 2 <= rows:
-            two(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
-            m += 2
-        if m < rows:
-            one(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
+        climb(a + m * lda, lda, rows - m, b, wide, depth, c + m * ldc, ldc)
 
     return tile
 

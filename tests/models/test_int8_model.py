@@ -1,7 +1,6 @@
 """The forward pass with weights in int8: that of the rounded weights, the same bits in every batch, and refused where it is not to be had."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +11,17 @@ from optimized.cpu_path import CpuPath, cpu_path, demand_int8
 from optimized.llama import LlamaModel
 from spec.vocabulary import InvalidConfig
 from tests.kernels.test_int8 import needs_int8, rounded
-from tests.models.test_llama import CONFIG, chunks_of, dense_logits
-from tests.models.test_vector_model import MODELS, PROMPTS, logits_of, vector_model
+from tests.models.test_llama import CONFIG, dense_logits
+from tests.models.test_vector_model import (
+    MODELS,
+    PROMPTS,
+    assert_same_bits_however_served,
+    logits_of,
+    vector_model,
+)
 
 WIDE = {"hidden_size": 96, "intermediate_size": 150}
 """More than one group in a row, and a part of one."""
-
-
-def int8_model(config: ModelConfig, num_threads: int = 2) -> Any:
-    from optimized.vector_model import VectorModel
-
-    return VectorModel(config, random_checkpoint(config, 0).tensors, num_threads, in_int8=True)
 
 
 @needs_int8
@@ -39,26 +38,20 @@ def test_logits_are_those_of_the_rounded_weights_within_the_bound_of_bfloat16(na
     whole, exact = ([dense_logits(config, of, prompt, np.float64) for prompt in PROMPTS] for of in (whole_of, exact_of))
     plain = logits_of(LlamaModel(config, random_checkpoint(config, 0).tensors, torch.bfloat16), prompts)
     bound = 2 * max(np.abs(low.numpy() - high).max() for low, high in zip(plain, whole, strict=True))
-    for found, expected in zip(logits_of(int8_model(config), prompts), exact, strict=True):
+    for found, expected in zip(logits_of(vector_model(config, in_int8=True), prompts), exact, strict=True):
         assert np.abs(found.numpy() - expected).max() <= bound
 
 
 @needs_int8
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_has_the_same_bits_alone_in_a_batch_and_in_chunks(name: str) -> None:
-    model = int8_model(replace(CONFIG, **{**WIDE, **MODELS[name]}))
-    together = logits_of(model, [[prompt] for prompt in PROMPTS])
-    alone = logits_of(model, [[prompt] for prompt in PROMPTS], together=False)
-    cut = logits_of(model, [chunks_of(prompt, [1, 2, 11, 30]) for prompt in PROMPTS])
-    one_thread = logits_of(int8_model(model.config, num_threads=1), [[prompt] for prompt in PROMPTS])
-    for expected, *others in zip(together, alone, cut, one_thread, strict=True):
-        assert all(torch.equal(expected, other) for other in others)
+    assert_same_bits_however_served(replace(CONFIG, **{**WIDE, **MODELS[name]}), in_int8=True)
 
 
 @needs_int8
 def test_the_layers_take_half_the_memory_and_a_little() -> None:
     config = replace(CONFIG, hidden_size=192, intermediate_size=384)
-    narrow, wide = int8_model(config), vector_model(config)
+    narrow, wide = vector_model(config, in_int8=True), vector_model(config)
     matrices = sum(torch.Size(shape).numel() for shape in _matrices(config))
     saved = wide.num_weight_bytes - narrow.num_weight_bytes
     # Of 2 bytes one is saved, but for a scale of 4 for 64 numbers.

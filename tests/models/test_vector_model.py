@@ -41,10 +41,10 @@ MODELS: dict[str, dict[str, Any]] = {
 PROMPTS = ([5, 3, 9], list(range(40)), [7])
 
 
-def vector_model(config: ModelConfig, num_threads: int = 2, seed: int = 0) -> Any:
+def vector_model(config: ModelConfig, num_threads: int = 2, seed: int = 0, in_int8: bool = False) -> Any:
     from optimized.vector_model import VectorModel
 
-    return VectorModel(config, random_checkpoint(config, seed).tensors, num_threads)
+    return VectorModel(config, random_checkpoint(config, seed).tensors, num_threads, in_int8=in_int8)
 
 
 def logits_of(model: Any, chunks: list[list[list[int]]], together: bool = True) -> list[torch.Tensor]:
@@ -58,6 +58,17 @@ def logits_of(model: Any, chunks: list[list[list[int]]], together: bool = True) 
             for seq, part in zip(batch, parts, strict=True):
                 found[seq].append(part)
     return [torch.cat(parts) for parts in found]
+
+
+def assert_same_bits_however_served(config: ModelConfig, in_int8: bool = False) -> None:
+    """Alone, in a batch, in chunks, and by one thread."""
+    model = vector_model(config, in_int8=in_int8)
+    together = logits_of(model, [[prompt] for prompt in PROMPTS])
+    alone = logits_of(model, [[prompt] for prompt in PROMPTS], together=False)
+    cut = logits_of(model, [chunks_of(prompt, [1, 2, 11, 30]) for prompt in PROMPTS])
+    one_thread = logits_of(vector_model(config, num_threads=1, in_int8=in_int8), [[prompt] for prompt in PROMPTS])
+    for expected, *others in zip(together, alone, cut, one_thread, strict=True):
+        assert all(torch.equal(expected, other) for other in others)
 
 
 @needs_vectors
@@ -76,13 +87,7 @@ def test_logits_are_within_the_bound_of_bfloat16(name: str) -> None:
 @needs_vectors
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_has_the_same_bits_alone_in_a_batch_and_in_chunks(name: str) -> None:
-    model = vector_model(replace(CONFIG, **MODELS[name]))
-    together = logits_of(model, [[prompt] for prompt in PROMPTS])
-    alone = logits_of(model, [[prompt] for prompt in PROMPTS], together=False)
-    cut = logits_of(model, [chunks_of(prompt, [1, 2, 11, 30]) for prompt in PROMPTS])
-    one_thread = logits_of(vector_model(model.config, num_threads=1), [[prompt] for prompt in PROMPTS])
-    for expected, *others in zip(together, alone, cut, one_thread, strict=True):
-        assert all(torch.equal(expected, other) for other in others)
+    assert_same_bits_however_served(replace(CONFIG, **MODELS[name]))
 
 
 @needs_vectors
