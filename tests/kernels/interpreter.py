@@ -12,7 +12,8 @@ def repair_products() -> None:
     """The interpreter keeps bfloat16 as the bits of a uint16: ``tl.dot`` multiplies those, and a cast cuts bits off.
 
     And it multiplies by NumPy's library for matrices, in which the order of a sum may depend on the row's place in the tile.
-    A GPU has one order for all rows, and so has ``einsum``.
+    A GPU has one order for all rows, and so has ``einsum``; in float64, so that a long sum in a row loses no more than one in
+    blocks.
     """
     create_dot, cast_impl = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
     if hasattr(create_dot, "is_repaired"):
@@ -21,8 +22,8 @@ def repair_products() -> None:
     def dot_of_numbers(self, a, b, d, input_precision, max_num_imprecise_acc):
         if 8 in (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth):
             return create_dot(self, a, b, d, input_precision, max_num_imprecise_acc)
-        numbers = np.einsum("ik,kj->ij", widened(a).data, widened(b).data, dtype=d.data.dtype)
-        return TensorHandle(numbers + d.data, d.dtype.scalar)
+        numbers = np.einsum("ik,kj->ij", widened(a).data, widened(b).data, dtype=np.float64)
+        return TensorHandle(numbers.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     def cast_to_nearest(self, source, target):
         kinds = source.dtype.scalar, target.scalar
