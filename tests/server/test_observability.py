@@ -98,6 +98,8 @@ def test_what_was_told_in_secret_is_nowhere(tiny: Checkpoint, caplog: pytest.Log
         body = {"prompt": "CANARYPROMPT", "cache_salt": "CANARYSALT", "user": "CANARYUSER", "max_tokens": 2}
         found = server.ask("POST", "/v1/completions", body, key)
         assert found.status == 200
+        # The server writes its line after the answer.
+        assert waited_for(lambda: "POST /v1/completions" in caplog.text)
         [line] = [each for each in caplog.messages if "/v1/completions" in each]
         assert re.fullmatch(r"[0-9a-f]{32} POST /v1/completions: 200 in \d+\.\d{3} s", line)
         assert line.startswith(found.headers["x-request-id"])
@@ -110,7 +112,7 @@ def test_what_was_told_in_secret_is_nowhere(tiny: Checkpoint, caplog: pytest.Log
         shown = server.ask("GET", "/metrics", None, key).body + b"".join(each.body for each in refused)
         assert b"CANARY" not in shown
         assert "CANARY" not in caplog.text
-        assert r"GET /a\nb\x1b[31m: 404" in caplog.text
+        assert waited_for(lambda: r"GET /a\nb\x1b[31m: 404" in caplog.text)
         assert "/metrics" not in caplog.text
     finally:
         server.stop()
