@@ -17,6 +17,9 @@ ROOT = Path(__file__).parent.parent.parent
 Run = Callable[..., Result]
 Process = Callable[..., "subprocess.Popen[str]"]
 
+AS_IF_TYPED = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+"""A child of tests that run in a shell's background is told to ignore what a keyboard sends."""
+
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,7 +47,12 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Process:
     def start(*arguments: object, before: str = "") -> "subprocess.Popen[str]":
         home = str(tmp_path_factory.getbasetemp() / "cli-home")
         return subprocess.Popen(
-            [sys.executable, "-c", f"{before}\nfrom optimized.cli import main\nmain()", *map(str, arguments)],
+            [
+                sys.executable,
+                "-c",
+                f"{AS_IF_TYPED}\n{before}\nfrom optimized.cli import main\nmain()",
+                *map(str, arguments),
+            ],
             cwd=ROOT,
             env=os.environ | {"KVPROOF_HOME": home, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,

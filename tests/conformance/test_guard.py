@@ -71,8 +71,8 @@ def test_a_fault_names_the_method(make: type[faulty.Adapter], method: str, words
 
 
 def test_a_call_that_hangs_is_ended_even_if_it_catches_what_it_can() -> None:
-    with pytest.raises(AdapterFault, match="^step: did not return within 0.05 s$"):
-        story(faulty.Hangs, limit_s=0.05)
+    with pytest.raises(AdapterFault, match="^step: did not return within 0.5 s$"):
+        story(faulty.Hangs, limit_s=0.5)
 
 
 def test_a_factory_has_more_time_when_it_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,6 @@ def test_a_factory_has_more_time_when_it_is_called_first(monkeypatch: pytest.Mon
     monkeypatch.setattr(guard, "MAKE_LIMIT_S", 0.1)
     monkeypatch.setattr(faulty, "first", first, raising=False)
     assert load("tests.conformance.faulty:first", Path()).kind is Kind.ENGINE
-    story(first)
     slept.clear()
     with pytest.raises(AdapterFault, match="^first: did not return within 0.1 s$"):
         story(first)

@@ -33,6 +33,8 @@ class Sabotage:
     attack: Callable[[Attacked], None]
     old: str
     new: str
+    patience_s: float = 10.0
+    """For how long the attack waits for an answer; less where there is none, but as long as a busy machine may take."""
 
 
 def poison(weakness: str, fields: dict[str, object], path: str = COMPLETIONS) -> Callable[[Attacked], None]:
@@ -151,12 +153,15 @@ SABOTAGES = [
         greedy("more tokens than there is room"),
         "whole(1, 64)",
         "lambda value: True",
+        patience_s=1.5,
     ),
     Sabotage("any length", "exhaustion", much("a body of 64 MiB"), "1 << 20:", "1 << 40:"),
     Sabotage(
         "any depth", "exhaustion", much("100,000 brackets inside each other"), NO_JSON, "        except ValueError:"
     ),
-    Sabotage("any time", "exhaustion", much("a head that never ends"), '"HTTP/1.1", 1', '"HTTP/1.1", None'),
+    Sabotage(
+        "any time", "exhaustion", much("a head that never ends"), '"HTTP/1.1", 1', '"HTTP/1.1", None', patience_s=1.5
+    ),
     Sabotage(
         "any number of headers",
         "exhaustion",
@@ -177,6 +182,7 @@ SABOTAGES = [
         regex("an expression that tries for ever"),
         ASK,
         '        if "regex" in ask:\n            __import__("time").sleep(5)\n' + ASK,
+        patience_s=1.5,
     ),
     Sabotage(
         "a grammar's error ends the engine",
@@ -274,10 +280,10 @@ SABOTAGES = [
 def serve() -> Iterator[Callable[..., Attacked]]:
     stops = []
 
-    def started(module: ModuleType, keys: list[str] = KEYS) -> Attacked:
+    def started(module: ModuleType, keys: list[str] = KEYS, patience_s: float = 10.0) -> Attacked:
         url, stop = module.start()
         stops.append(stop)
-        return Attacked(url, keys, patience_s=1.5)
+        return Attacked(url, keys, patience_s=patience_s)
 
     yield started
     for stop in stops:
@@ -311,7 +317,7 @@ def test_a_weakness_is_found_by_its_name(
     sabotage: Sabotage, serve: Callable[..., Attacked], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SecurityViolation) as caught:
-        sabotage.attack(serve(sabotaged(sabotage.old, sabotage.new, tmp_path)))
+        sabotage.attack(serve(sabotaged(sabotage.old, sabotage.new, tmp_path), patience_s=sabotage.patience_s))
     assert caught.value.weakness == sabotage.weakness, caught.value
     capsys.readouterr()  # the server's own tracebacks
 

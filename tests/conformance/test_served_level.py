@@ -119,9 +119,11 @@ SABOTAGES = [
         "X12",
         "batch",
         "chunks, used = [], 0",
-        # A request stays for a while, so that its neighbours come; they are counted here, since a process has other threads.
-        "crowd = STATE.setdefault('crowd', []); crowd.append(1); threading.Event().wait(0.3);"
-        " tokens = tokens[::-1] if len(crowd) > 1 else tokens; crowd.pop(); chunks, used = [], 0",
+        # A prompt that comes again comes with neighbours, and waits for one of them; they are counted here, since a process
+        # has other threads.
+        "crowd = STATE.setdefault('crowd', []); crowd += [prompt] if CACHE[repr(prompt)] > 1 else [];"
+        " [threading.Event().wait(0.01) for _ in range(900) if len(crowd) == 1];"
+        " tokens = tokens[::-1] if crowd else tokens; chunks, used = [], 0",
     ),
     Sabotage(
         "an abort changes others",

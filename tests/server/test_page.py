@@ -6,7 +6,7 @@ import hashlib
 import http.client
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
 
@@ -72,9 +72,9 @@ class Viewer:
         self.first: dict[str, Any] = {}
 
     def next(self) -> dict[str, Any]:
-        line = self.response.readline()
-        while not line.startswith(b"data: "):
-            line = self.response.readline()
+        assert self.response.status == 200
+        while not (line := self.response.readline()).startswith(b"data: "):
+            assert line, "the stream has ended"
         news: dict[str, Any] = json.loads(line[6:])
         self.first = self.first or news
         self.pieces = [news["pieces"].get(str(i)) or self.pieces[i] for i in range(news["count"])]
@@ -83,6 +83,24 @@ class Viewer:
     def close(self) -> None:
         self.response.close()
         self.connection.close()
+
+
+@pytest.fixture
+def look(server: RunningServer) -> Iterator[Callable[[], Viewer]]:
+    """Look at the map. Who looked before has left a while before the server sees it, so that there is a place."""
+    viewers: list[Viewer] = []
+
+    def gets_in() -> bool:
+        viewers.append(Viewer(server))
+        return viewers[-1].response.status == 200
+
+    def look() -> Viewer:
+        assert waited_for(gets_in)
+        return viewers[-1]
+
+    yield look
+    for viewer in viewers:
+        viewer.close()
 
 
 def test_the_page_asks_nobody_but_its_server(server: RunningServer, page: Elements) -> None:
@@ -125,8 +143,8 @@ def test_the_script_uses_what_the_page_has(page: Elements) -> None:
     assert set(re.findall(r'at\("([a-z-]+)"\)', page.raw["script"])) <= ids
 
 
-def test_the_map_is_the_engine_and_only_what_changed_is_sent(server: RunningServer) -> None:
-    viewer = Viewer(server)
+def test_the_map_is_the_engine_and_only_what_changed_is_sent(server: RunningServer, look: Callable[[], Viewer]) -> None:
+    viewer = look()
     assert viewer.response.headers["content-type"].startswith("text/event-stream")
     first = viewer.next()
     assert len(first["pieces"]) == first["count"] and "pattern" in first["defs"]
@@ -134,13 +152,12 @@ def test_the_map_is_the_engine_and_only_what_changed_is_sent(server: RunningServ
     server.complete(prompt="hello hello", n=3, max_tokens=8)
     news = viewer.next()
     assert 0 < len(news["pieces"]) < news["count"] and "defs" not in news
-    look = server.engine.llm.look()
-    while look.state.running or news["words"] != words(look):
-        news, look = viewer.next(), server.engine.llm.look()
-    assert tuple(viewer.pieces) == draw(look.state).pieces
+    now = server.engine.llm.look()
+    while now.state.running or news["words"] != words(now):
+        news, now = viewer.next(), server.engine.llm.look()
+    assert tuple(viewer.pieces) == draw(now.state).pieces
     assert sum(news["slots"].values()) == server.engine.llm.config.num_slots
     assert "cached and held by nobody: 0" not in news["words"]
-    viewer.close()
 
 
 def test_the_map_shows_who_shares_and_who_waits_and_nobodys_tokens(tiny: Checkpoint) -> None:
@@ -161,23 +178,14 @@ def test_the_map_shows_who_shares_and_who_waits_and_nobodys_tokens(tiny: Checkpo
     assert told and all(re.fullmatch(r"computed \d+ of \d+   \d+ blocks", text) for text in told)
 
 
-def test_only_so_many_look_and_who_leaves_makes_room(server: RunningServer) -> None:
-    viewers = [Viewer(server) for _ in range(MAX_VIEWERS)]
+def test_only_so_many_look_and_who_leaves_makes_room(server: RunningServer, look: Callable[[], Viewer]) -> None:
+    viewers = [look() for _ in range(MAX_VIEWERS)]
     assert {viewer.next()["count"] for viewer in viewers} == {viewers[0].first["count"]}
     refused = server.ask("GET", "/map")
     assert (refused.status, refused.json["error"]["code"]) == (503, "too_many_viewers")
     for viewer in viewers:
         viewer.close()
-    again: list[Viewer] = []
-
-    def gets_in() -> bool:
-        viewer = Viewer(server)
-        again.append(viewer)
-        return viewer.response.status == 200
-
-    assert waited_for(gets_in)
-    for viewer in again:
-        viewer.close()
+    assert look().next()["count"]
 
 
 def test_viewers_of_one_moment_are_counted_too(tiny: Checkpoint) -> None:

@@ -137,7 +137,7 @@ def test_a_client_that_goes_away_leaves_nothing(tiny: Checkpoint, stream: bool) 
 def test_a_full_queue_says_so_and_when_to_come_again(tiny: Checkpoint) -> None:
     server = running(tiny, Limits(max_num_queued_reqs=1))
     try:
-        slowed(server)
+        pause = slowed(server)
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         body = {"prompt": "hello", "max_tokens": 50, "ignore_eos": True, "stream": True}
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
@@ -145,6 +145,7 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny: Checkpoint) -> None:
         refused = server.complete(max_tokens=1)
         assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
         assert refused.headers["retry-after"] == "1"
+        pause.clear()
         assert response.read().endswith(b"data: [DONE]\n\n")
         assert server.complete(max_tokens=1).status == 200
         assert "vllm:admission_rejections_total" in server.ask("GET", "/metrics").body.decode()
