@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from optimized.pool import blocks_needed
 from spec.engine import InvalidField
+from spec.vocabulary import Config
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 """The size of the KV cache on a CPU, unless it is given."""
@@ -50,3 +52,16 @@ def num_blocks_for(memory_bytes: int, fraction: float, weights: int, activation_
         raise InvalidField("bytes_per_block", bytes_per_block, "at least 1")
     left = math.floor(memory_bytes * fraction) - weights - activation_peak
     return max(0, left) // bytes_per_block
+
+
+def pool_sentence(name: str, config: Config) -> str:
+    """What an engine says of its cache when it starts.
+
+    >>> pool_sentence("tiny", Config(num_blocks=1456, block_size=16, max_model_len=8192))
+    'tiny: a KV cache of 1,456 blocks, 23,296 tokens, room for 2 requests of 8,192 tokens'
+    """
+    num_full = config.num_blocks // blocks_needed(config.max_model_len, config.block_size)
+    return (
+        f"{name}: a KV cache of {config.num_blocks:,} blocks, {config.num_slots:,} tokens, "
+        f"room for {num_full:,} requests of {config.max_model_len:,} tokens"
+    )

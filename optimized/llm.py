@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.grammar import Barred, Grammar, Grammars
 from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
-from optimized.outputs import OpenOutput, OpenRequest, OutputText, RequestOutput, named
+from optimized.outputs import OpenRequest, RequestOutput, named, open_output
 from optimized.progress import progress_bar
-from optimized.prompts import Conversation, Prompt, checked_ids, conversations_of, params_for, prompts_of
+from optimized.prompts import (
+    Conversation,
+    Prompt,
+    checked_ids,
+    conversations_of,
+    demand_priority,
+    params_for,
+    priorities_for,
+    prompts_of,
+)
 from optimized.sampling import Logprob, SamplingParams, demand_text, derived_seed
 from optimized.snapshot import Look
 from optimized.waste import Slots
 from spec.engine import InvalidField, InvalidRequest
-from spec.vocabulary import Config, FinishReason, InvalidConfig, Policy, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, FinishReason, InvalidConfig, Request, RequestId, SeqId, Token
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -127,13 +136,15 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         cache_salt: str = "",
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Continue every prompt; answers come in the order of the prompts.
 
-        If one prompt or its parameters are invalid, nothing is done. ``sampling_params`` are for all, or one for each.
-        They share cached blocks with each other, and with what else has the same ``cache_salt``.
+        If one prompt or its parameters are invalid, nothing is done. ``sampling_params`` and ``priority``, of which a
+        smaller one is served first if that is the scheduling policy, are for all, or one for each. They share cached
+        blocks with each other, and with what else has the same ``cache_salt``.
         """
-        return self._run(prompts_of(prompts), self._read, sampling_params, use_tqdm, cache_salt)
+        return self._run(prompts_of(prompts), self._read, sampling_params, use_tqdm, cache_salt, priority)
 
     def chat(
         self,
@@ -267,15 +278,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         cache_salt: str,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Check all, then add all, then step until they are done."""
         self._demand_idle()
         demand_text("cache_salt", cache_salt)
-        params = params_for(len(several), sampling_params)
+        params, priorities = params_for(len(several), sampling_params), priorities_for(len(several), priority)
         made: list[Made] = []
         for index, each in enumerate(several):
             try:
-                made.append(self._make(None, *read(each), params[index], made, cache_salt=cache_salt))
+                made.append(self._make(None, *read(each), params[index], made, priorities[index], cache_salt))
                 self._core.check(made[-1][0], made[-1][2])
             except InvalidRequest as error:
                 if len(several) > 1:
@@ -359,10 +371,7 @@ class LLM:
         if tokenizer is None and (params.stop or params.bad_words):
             raise InvalidRequest(f"{self.checkpoint.name} has no tokenizer: stop strings and bad words have no meaning")
         params.demand_known(self.checkpoint.config.vocab_size)
-        if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
-            raise InvalidField("priority", priority, "a whole number of at most 64 bits")
-        if priority and self._core.config.policy is not Policy.PRIORITY:
-            raise InvalidField("priority", priority, "0, unless the scheduling policy is priority")
+        demand_priority(priority, self._core.config.policy)
         max_tokens = self._max_tokens(len(token_ids), params)
         if params.min_tokens > max_tokens:
             raise InvalidField("min_tokens", params.min_tokens, f"at most {max_tokens}, for which there is room")
@@ -388,21 +397,7 @@ class LLM:
             if cache_salt
             else "",
         )
-        outputs = {
-            seq_id: OpenOutput(
-                index,
-                OutputText(
-                    None if tokenizer is None else tokenizer.detokenizer(params.skip_special_tokens),
-                    params.stop or (),
-                    params.include_stop_str_in_output,
-                ),
-                named_stops=frozenset(params.stop_token_ids or ()),
-                with_stop=params.include_stop_str_in_output,
-                min_tokens=params.min_tokens,
-                logprobs=None if params.logprobs is None else [],
-            )
-            for index, seq_id in enumerate(seq_ids)
-        }
+        outputs = {seq_id: open_output(index, params, tokenizer) for index, seq_id in enumerate(seq_ids)}
         opened = OpenRequest(str(request_id) if name is None else name, request_id, prompt, token_ids, outputs)
         if params.prompt_logprobs is not None:
             opened.prompt_logprobs = [None] * len(token_ids)

@@ -35,6 +35,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
+MAX_NUM_SEQS = 1 << 16
 SCHEDULING_POLICIES = tuple(each.value for each in Policy)
 ADMISSION_RULES = tuple(each.value for each in AdmissionRule)
 
@@ -79,6 +80,9 @@ class EngineArgs:
                 least = 0 if each.name in ("seed", "watermark_blocks") else 1
                 if type(value) is not int or not least <= value < 1 << 63:
                     raise InvalidConfig(each.name, value, f"a whole number, at least {least}")
+                if each.name == "max_num_seqs" and value > MAX_NUM_SEQS:
+                    limit = f"at most {MAX_NUM_SEQS:,}: a step has a row for each, as wide as the vocabulary"
+                    raise InvalidConfig(each.name, value, limit)
             elif each.type == "bool" and type(value) is not bool:
                 raise InvalidConfig(each.name, value, "True or False")
         if type(self.gpu_memory_utilization) not in (int, float) or not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from optimized.request_times import Clock, RequestTimes
-from optimized.sampling import Logprob
+from optimized.sampling import Logprob, SamplingParams
 from optimized.tokenizer import Detokenizer, Tokenizer
 from spec.vocabulary import FinishReason, RequestId, SeqId, Token
 
@@ -204,6 +204,22 @@ class OpenOutput:
             if logprobs is None
             else sum(each[t].logprob for t, each in zip(self.token_ids, logprobs, strict=True)),
         )
+
+
+def open_output(index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> OpenOutput:
+    """A continuation that has no token yet, of a request with these parameters."""
+    return OpenOutput(
+        index,
+        OutputText(
+            None if tokenizer is None else tokenizer.detokenizer(params.skip_special_tokens),
+            params.stop or (),
+            params.include_stop_str_in_output,
+        ),
+        named_stops=frozenset(params.stop_token_ids or ()),
+        with_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+        logprobs=None if params.logprobs is None else [],
+    )
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from optimized.sampling import SamplingParams
 from spec.engine import InvalidField
-from spec.vocabulary import Token
+from spec.vocabulary import Policy, Token
 
 Prompt: TypeAlias = str | Sequence[Token] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": token ids}``."""
@@ -43,6 +43,25 @@ def params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | No
             "sampling_params", f"{len(given)} of them", f"one for all, or one for each of {count} prompts"
         )
     return list(given)
+
+
+def priorities_for(count: int, given: int | Sequence[int]) -> list[int]:
+    """The priority of each of so many prompts; whether one may have it is asked where its request is made."""
+    if type(given) is int:
+        return [given] * count
+    if not isinstance(given, list | tuple) or any(type(each) is not int for each in given):
+        raise InvalidField("priority", given, "a whole number, or a list of them")
+    if len(given) != count:
+        raise InvalidField("priority", f"{len(given)} of them", f"one for all, or one for each of {count} prompts")
+    return list(given)
+
+
+def demand_priority(priority: int, policy: Policy) -> None:
+    """Raise ``InvalidField`` unless a request may have this priority under this scheduling policy."""
+    if type(priority) is not int or not -(1 << 63) <= priority < 1 << 63:
+        raise InvalidField("priority", priority, "a whole number of at most 64 bits")
+    if priority and policy is not Policy.PRIORITY:
+        raise InvalidField("priority", priority, "0, unless the scheduling policy is priority")
 
 
 def checked_ids(token_ids: object, vocab_size: int) -> list[Token]:

@@ -64,6 +64,13 @@ def generate(
     ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
+    admission_rule: Annotated[
+        str,
+        typer.Option(
+            help="Who is let in has room for its next step (optimistic), its tokens (prompt), or to its end (no_evict)."
+        ),
+    ] = "prompt",
+    watermark_blocks: Annotated[int, typer.Option(help="Free blocks that whoever is let in must leave.")] = 0,
     threads: Annotated[
         int | None, typer.Option(help="Threads on a CPU.", show_default="one for each core that may be used")
     ] = None,
@@ -85,6 +92,7 @@ def generate(
 ) -> None:
     """Answer prompts with a model, out of a paged KV cache."""
     from optimized.beam_search import MAX_BEAMS
+    from optimized.capacity import pool_sentence
     from optimized.model_core import EngineArgs
     from optimized.sampling import SamplingParams, demand_integer
     from spec.vocabulary import InvalidConfig
@@ -109,6 +117,8 @@ def generate(
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "admission_rule": admission_rule,
+        "watermark_blocks": watermark_blocks,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
         "num_gpu_blocks_override": num_gpu_blocks_override,
         "enable_prefix_caching": prefix_caching,
@@ -124,6 +134,7 @@ def generate(
     with Watch(engine, self_check, trace, kv_events) as watch:
         llm = _load(model, engine_args, watch)
         requests = [prompt if raw else llm.chat_prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
+        typer.echo(pool_sentence(llm.checkpoint.name, llm.config), err=True)
         loaded = time.perf_counter()
         if beam_width is not None:
             done = _search(llm, prompts, requests, beam_width, max_tokens, as_json)

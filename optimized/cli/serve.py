@@ -97,6 +97,16 @@ def serve(
     scheduling_policy: Annotated[
         str, typer.Option(envvar="KVPROOF_SCHEDULING_POLICY", help="fcfs, or priority: smaller numbers first.")
     ] = "fcfs",
+    admission_rule: Annotated[
+        str,
+        typer.Option(
+            envvar="KVPROOF_ADMISSION_RULE",
+            help="Who is let in has room for its next step (optimistic), its tokens (prompt), or to its end (no_evict).",
+        ),
+    ] = "prompt",
+    watermark_blocks: Annotated[
+        int, typer.Option(envvar="KVPROOF_WATERMARK_BLOCKS", help="Free blocks that whoever is let in must leave.")
+    ] = 0,
     preemption_mode: Annotated[
         str, typer.Option(envvar="KVPROOF_PREEMPTION_MODE", help="auto, recompute or swap.")
     ] = "auto",
@@ -150,6 +160,8 @@ def serve(
         "quantization": quantization,
         "seed": seed,
         "scheduling_policy": scheduling_policy,
+        "admission_rule": admission_rule,
+        "watermark_blocks": watermark_blocks,
         "preemption_mode": preemption_mode,
         "swap_space": swap_space,
     }

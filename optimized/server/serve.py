@@ -13,8 +13,8 @@ from types import FrameType
 import uvicorn
 
 from optimized.async_llm import AsyncLLM
+from optimized.capacity import pool_sentence
 from optimized.llm import LLM
-from optimized.pool import blocks_needed
 from optimized.server.app import make_app
 from optimized.server.connection import connection_class
 from optimized.server.guard import Guard
@@ -88,11 +88,7 @@ def serve(
     app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache, renderer)
     service.metrics.self_check = self_check
     server = _Server(uvicorn_config(app, address, limits), service)
-    num_full = llm.config.num_blocks // blocks_needed(llm.config.max_model_len, llm.config.block_size)
-    say(
-        f"{names[0]}: a KV cache of {llm.config.num_blocks:,} blocks, {llm.config.num_slots:,} tokens, "
-        f"room for {num_full:,} requests of {llm.config.max_model_len:,} tokens"
-    )
+    say(pool_sentence(names[0], llm.config))
     asyncio.run(_run(server, service, address, limits, say))
 
 

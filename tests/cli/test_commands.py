@@ -72,7 +72,7 @@ def test_ctrl_c_ends_without_a_traceback(process: Process, tiny_path: Path) -> N
     assert child.stdout.readline() == "=== a\n"
     child.send_signal(signal.SIGINT)
     assert child.wait() == 130
-    assert child.stderr.read() == ""
+    assert [line.partition(" KV cache ")[0] for line in child.stderr] == ["tiny.gguf: a"]
 
 
 def test_a_reader_who_goes_away_is_no_error(process: Process, log: Path) -> None:
@@ -125,6 +125,14 @@ def test_doctor_says_which_device_and_why(run: Run) -> None:
         found["default_model"],
     ):
         assert fact in text
+
+
+def test_doctor_shows_who_is_admitted_and_who_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPROOF_WATERMARK_BLOCKS", "7")
+    settings = json.loads(run("doctor", "--json", "--", "--admission-rule", "no_evict").stdout)["settings"]
+    found = {each["name"]: (each["value"], each["origin"]) for each in settings}
+    assert found["admission-rule"] == ("no_evict", "command line")
+    assert found["watermark-blocks"] == ("7", "environment")
 
 
 def test_doctor_finds_the_other_package_of_that_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from tests.cli.conftest import Run
@@ -20,11 +21,16 @@ def answer(run: Run, *arguments: object) -> dict[str, Any]:
     return found
 
 
+def complaint(result: Result) -> list[str]:
+    """The lines on standard error but for that of the cache."""
+    return [line for line in result.stderr.splitlines() if not line.startswith("tiny.gguf: a KV cache of ")]
+
+
 def test_the_text_is_all_there_is_on_standard_output(run: Run, tiny_path: Path) -> None:
     result = run("generate", "hello", "--model", tiny_path, "--max-tokens", 5)
     text = answer(run, "hello", "--model", tiny_path, "--max-tokens", 5)["outputs"][0]["text"]
     assert result.exit_code == 0
-    assert result.stderr == ""
+    assert re.fullmatch(r"tiny.gguf: a KV cache of [\d,]+ blocks, [\d,]+ tokens, .*", result.stderr.strip())
     assert result.stdout.endswith("\n")
     assert "\x1b" not in result.stdout
     assert text
@@ -41,6 +47,25 @@ def test_json_has_all_facts(run: Run, tiny_path: Path) -> None:
     assert found["usage"] == {"prompt_tokens": 8, "completion_tokens": num_tokens, "total_tokens": 8 + num_tokens}
     assert (found["blocks_prompt_shared"], found["blocks_copied"], found["num_preemptions"]) == (2, 0, 0)
     assert found["seconds"] > 0
+
+
+@pytest.mark.parametrize("engine", ["optimized", "reference"])
+def test_the_size_of_the_cache_is_told_at_the_start(run: Run, tiny_path: Path, engine: str) -> None:
+    options = ("--engine", engine, "--block-size", 4, "--num-gpu-blocks-override", 33, "--max-tokens", 2)
+    result = run("generate", "hello", "--model", tiny_path, *options, "--json")
+    assert result.stderr == "tiny.gguf: a KV cache of 33 blocks, 132 tokens, room for 2 requests of 64 tokens\n"
+    assert json.loads(result.stdout)["num_blocks"] == 33
+
+
+def test_a_promise_to_the_end_spares_preemptions(run: Run, tiny_path: Path) -> None:
+    options = ("one", "two", "three", "--model", tiny_path, "--max-tokens", 20, "--block-size", 4)
+    tight = (*options, "--num-gpu-blocks-override", 9, "--no-enable-prefix-caching")
+    found = {rule: answer(run, *tight, "--admission-rule", rule) for rule in ("optimistic", "prompt", "no_evict")}
+    assert found["no_evict"]["num_preemptions"] == 0 < found["prompt"]["num_preemptions"]
+    alone = answer(run, *tight, "--watermark-blocks", 8)  # a second one would never leave so many free
+    assert alone["num_preemptions"] == 0
+    assert found["optimistic"]["outputs"] == found["prompt"]["outputs"] == found["no_evict"]["outputs"]
+    assert alone["outputs"] == found["no_evict"]["outputs"]
 
 
 def test_both_engines_say_the_same(run: Run, tiny_path: Path) -> None:
@@ -116,7 +141,7 @@ def test_a_broken_engine_is_told_by_the_rule(
     monkeypatch.setattr("optimized.pool.BlockPool.share", lambda pool, table: None)
     result = run("generate", "one", "--model", tiny_path, "--n", 2, "--max-tokens", 9, "--self-check", how)
     assert result.exit_code == 1
-    assert result.stderr.startswith("ALLOC-2 does not hold: ")
+    assert complaint(result)[0].startswith("ALLOC-2 does not hold: ")
     assert "Traceback" not in result.stderr
 
 
@@ -132,8 +157,8 @@ def test_a_model_without_numbers_fails_with_a_sentence(
     monkeypatch.setattr("optimized.llm.load_checkpoint", spoiled)
     result = run("generate", "one", "--engine", engine, "--model", tiny_path)
     assert result.exit_code == 1
-    assert "there is no token to choose" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    [said] = complaint(result)
+    assert "there is no token to choose" in said
 
 
 def test_an_answer_without_a_limit_is_as_long_as_fits(run: Run, tiny_path: Path) -> None:
@@ -183,8 +208,8 @@ def test_a_mistake_is_one_sentence(
         said = said.replace("4,096", "8,192")  # float64
     result = run("generate", "hello", "--engine", engine, "--model", tiny_path, *options)
     assert result.exit_code == 2
-    assert said in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    [line] = complaint(result)
+    assert said in line
     assert result.stdout == ""
 
 

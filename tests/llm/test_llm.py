@@ -113,6 +113,32 @@ def test_whoever_is_admitted_says_the_same(tiny: Checkpoint, llm: LLM, rule: str
     assert (tight.stats().num_preemptions == 0) is (rule == "no_evict")
 
 
+def test_prompts_are_served_in_the_order_of_their_priorities(tiny: Checkpoint) -> None:
+    urgent = LLM(tiny, scheduling_policy="priority", max_num_seqs=1)
+    one, two, three = urgent.generate(PROMPTS[:3], GREEDY, priority=[2, 0, 1])
+    started = [answer.metrics.begun for answer in (two, three, one) if answer.metrics is not None]
+    assert started == sorted(started)
+    assert len(set(started)) == 3
+    assert tokens(urgent.generate(PROMPTS[:3], GREEDY, priority=5)) == tokens([one, two, three])
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "said"),
+    [
+        ("priority", [1], r"priority is '1 of them', it must be one for all, or one for each of 2 prompts"),
+        ("priority", [1, True], r"priority is \[1, True\], it must be a whole number, or a list of them"),
+        ("priority", 0.5, r"priority is 0.5, it must be a whole number, or a list of them"),
+        ("priority", [0, 1 << 63], r"priority is 9223372036854775808, it must be a whole number of at most 64 bits"),
+        ("fcfs", [0, 1], r"priority is 1, it must be 0, unless the scheduling policy is priority"),
+    ],
+)
+def test_priorities_that_make_no_sense_are_refused(tiny: Checkpoint, policy: str, priority: Any, said: str) -> None:
+    llm = LLM(tiny, scheduling_policy=policy)
+    with pytest.raises(InvalidRequest, match=said):
+        llm.generate(PROMPTS[:2], GREEDY, priority=priority)
+    assert not llm.has_unfinished_requests()
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="model is 5, it must be a file, a folder, a checkpoint, or None"):
         LLM(5)  # type: ignore[arg-type]
@@ -376,6 +402,7 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
         ({"block_size": 0}, "block_size is 0, it must be a whole number, at least 1"),
         ({"block_size": "16"}, "block_size is '16', "),
         ({"max_num_seqs": 0}, "max_num_seqs is 0, "),
+        ({"max_num_seqs": 65537}, "max_num_seqs is 65537, it must be at most 65,536: a step has a row for each"),
         ({"max_model_len": 65}, "max_model_len is 65, it must be at most what the model was made for, 64"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, "),
         ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes is 10, it must be at least one block, 4,096 bytes"),
