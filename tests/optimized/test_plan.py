@@ -11,7 +11,7 @@ from optimized.plan import BlockCopy, Plan, Swap
 from optimized.symbolic_device import SymbolicDevice
 from spec.conformance.judge import Follower
 from spec.engine import InvalidField
-from spec.vocabulary import AdmissionRule, Config, Recovery, Request
+from spec.vocabulary import AdmissionRule, Config, Policy, Recovery, Request
 from tests.optimized.driver import Caller, config_for, next_token
 
 TIGHT = Config(num_blocks=4, block_size=2, max_num_seqs=4, max_num_batched_tokens=6, max_model_len=16)
@@ -81,6 +81,42 @@ def test_copies_for_a_victim_are_not_made_and_those_for_others_are() -> None:
     while core.has_work:
         core.step()
     assert core.stats()["num_blocks_copied"] == 1  # whoever is recomputed shares nothing
+
+
+def test_a_victim_of_its_own_leaves_a_chunk_before_it_in_the_step() -> None:
+    """The urgent request 1 has a chunk; request 0 behind it has a block for its first sample and none for its second."""
+    config = Config(5, 4, 4, 6, policy=Policy.PRIORITY, admission_rule=AdmissionRule.OPTIMISTIC)
+    core = EngineCore(config, SymbolicDevice(config.block_size, next_token), Follower(config, "optimized"))
+    core.add(Request(0, (0, 1, 0), max_tokens=3, seq_ids=(0, 1), priority=1))
+    core.step()
+    core.add(Request(1, (1, 1, 0, 0, 1, 1, 0), max_tokens=2, seq_ids=(2,)))
+    core.step()
+    plan = core.schedule()
+    assert plan.preempted == (0,)
+    assert plan.seq_ids == (2,)
+    assert plan.positions == (4, 5, 6)
+    core.commit(plan, core.device.run(plan))
+    while core.has_work:
+        core.step()
+
+
+def test_sched_25_nobody_comes_in_while_a_running_request_lacks_blocks_and_a_step_is_in_flight() -> None:
+    """One block is free. Request 1 needs two for the rest of its prompt, request 2 would need one."""
+    config = Config(9, 1, 4, 4, admission_rule=AdmissionRule.OPTIMISTIC)
+    core = EngineCore(config, SymbolicDevice(config.block_size, next_token), Follower(config, "optimized"))
+    core.add(Request(0, (0,), max_tokens=4, seq_ids=(0,)))
+    core.add(Request(1, (1,) * 8, max_tokens=1, seq_ids=(1,)))
+    core.step()
+    plans = [core.schedule()]
+    assert plans[0].seq_ids == (0, 1)
+    core.add(Request(2, (0,), max_tokens=1, seq_ids=(2,)))
+    assert core.scheduler.pool.num_free == 1
+    plans.append(core.schedule())
+    assert plans[1].seq_ids == ()
+    for plan in plans:
+        core.commit(plan, core.device.run(plan))
+    while core.has_work:
+        core.step()
 
 
 def test_a_request_goes_to_host_memory_and_comes_back() -> None:

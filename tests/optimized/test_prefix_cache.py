@@ -116,6 +116,15 @@ def test_two_processes_have_different_digests() -> None:
     assert PrefixCache(1, 2, root=b"", model="a").root("").digest != PrefixCache(1, 2, root=b"").root("").digest
 
 
+def test_an_engine_has_its_model_in_its_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_bytes", lambda _: b"")
+    cores = [EngineCore(Config(1, 2, prefix_cache=True), SymbolicDevice(2, next_token), model=m) for m in ("", "a")]
+    caches = [PrefixCache(1, 2, root=b"", model=model) for model in ("", "a")]
+    for core, cache in zip(cores, caches, strict=True):
+        assert core.scheduler.cache is not None
+        assert core.scheduler.cache.root("").digest == cache.root("").digest
+
+
 @pytest.mark.parametrize("make", [optimized.make_engine, reference.make_engine])
 def test_a_block_whose_parents_are_lost_is_published_with_them(make: EngineFactory) -> None:
     """Without its parents nobody would find it, and whoever follows the stream of KV events would not know them."""
