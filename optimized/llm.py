@@ -446,7 +446,7 @@ class LLM:
         for request_id in outcome.preempted:
             self._open[request_id].num_preemptions += 1
         for seq_id in outcome.scheduled if self._unbegun else ():
-            self._seqs[seq_id].clock.begin(started)
+            self._seqs[seq_id].begin(started, outcome.num_hit_tokens.get(seq_id, 0))
             self._unbegun.discard(self._seqs[seq_id].request_id)
         touched: dict[RequestId, OpenRequest] = {}
         ends: dict[SeqId, FinishReason] = dict(outcome.finished)

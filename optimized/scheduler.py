@@ -145,7 +145,7 @@ class Scheduler(Roster):
         """The sequence gets the blocks for its next tokens, as many as the budget allows, and is scheduled."""
         room = seq.num_computed + seq.num_scheduled
         if self.cache is not None and not room:
-            self._take_hits(seq)
+            self._take_hits(step, seq)
             room = seq.num_computed
         count = min(len(seq.tokens) - room, step.budget)
         if must_copy(self.pool, seq, self.config.block_size):
@@ -163,7 +163,7 @@ class Scheduler(Roster):
         if self._emit is not None:
             self._emit(Allocate(seq.seq_id, count, blocks))
 
-    def _take_hits(self, seq: LiveSeq) -> None:
+    def _take_hits(self, step: StepInFlight, seq: LiveSeq) -> None:
         """CACHE-5: the sequence begins with the longest cached prefix that there is."""
         hits = tuple(longest_hit(self.pool, seq))
         self.counters.num_cache_queries += 1
@@ -174,6 +174,7 @@ class Scheduler(Roster):
             seq.num_computed = len(hits) * self.config.block_size
             self.counters.num_cache_hits += 1
             self.counters.num_hit_tokens += seq.num_computed
+            step.num_hit_tokens[seq.seq_id] = seq.num_computed
             if self._emit is not None:
                 self._emit(Hit(seq.seq_id, hits))
 
@@ -310,7 +311,7 @@ class Scheduler(Roster):
         if self.config.window is not None:
             self._slide(step, self.config.window)
         tokens = _plain_tokens(sampled)
-        outcome = Outcome(plan.sample_seq_ids, tokens, preempted=step.preempted)
+        outcome = Outcome(plan.sample_seq_ids, tokens, preempted=step.preempted, num_hit_tokens=step.num_hit_tokens)
         pairs = list(zip(plan.sample_seq_ids, sampled, strict=True)) if len(tokens) < len(sampled) else []
         if pairs:
             self._end_failed(pairs, outcome)

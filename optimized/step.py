@@ -33,6 +33,8 @@ class StepInFlight:
     holds: list[BlockId] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
+    num_hit_tokens: dict[SeqId, int] = field(default_factory=dict)
+    """Of those that began with what the prefix cache has."""
     plan: Plan = _NOT_YET
     gone: set[SeqId] = field(default_factory=set)
     """Scheduled sequences that have ended since. Nobody else has their ids before the step is over."""
@@ -49,6 +51,8 @@ class Outcome:
     preempted: Sequence[RequestId] = ()
     scheduled: Sequence[SeqId] = ()
     """Sequences for which something was computed, whether they got a token or not."""
+    num_hit_tokens: Mapping[SeqId, int] = field(default_factory=dict)
+    """How many tokens a sequence that was admitted found in the prefix cache, if it found some."""
     forked: list[tuple[SeqId, SeqId]] = field(default_factory=list)
     """Parents and children; the children got their tokens of this step too."""
     finished: list[tuple[SeqId, FinishReason]] = field(default_factory=list)

@@ -78,6 +78,7 @@ class ReferenceCore:
         self._peak_shared = self._num_copies = self._num_preemptions = self._num_steps = 0
         self._num_swapped_out = self._num_hits = self._num_queried = self._num_used = self._num_spared = 0
         self._num_computed = self._num_sampled = 0
+        self._hits: dict[SeqId, int] = {}
 
     def check(self, request: Request, params: SamplingParams) -> None:
         for name, default in NOT_HERE.items():
@@ -94,12 +95,15 @@ class ReferenceCore:
         raise InvalidRequest("the reference engine has no beam search")
 
     def step(self) -> Outcome:
+        self._hits = {}
         report = self._engine.step()
         pairs = [(event.seq, token) for event in report.emitted for token in event.tokens]
         return Outcome(
             seq_ids=[seq_id for seq_id, _ in pairs],
             tokens=[token for _, token in pairs],
             preempted=[event.request_id for event in report.preempted],
+            scheduled=[event.seq for event in report.device if isinstance(event, Write)],
+            num_hit_tokens=self._hits,
             finished=[(event.seq, event.reason) for event in report.finished],
         )
 
@@ -148,7 +152,9 @@ class ReferenceCore:
         self._num_computed += len(event.slots) if isinstance(event, Write) else 0
         self._num_sampled += len(event.tokens) if isinstance(event, Append) else 0
         self._num_swapped_out += len(event.blocks) if isinstance(event, SwapOut) else 0
-        self._num_hits += len(event.blocks) if isinstance(event, Hit) else 0
+        if isinstance(event, Hit):
+            self._num_hits += len(event.blocks)
+            self._hits[event.seq] = len(event.blocks) * self.config.block_size
         if isinstance(event, Fork | Hit):
             shared = sum(count > 1 for count in self._engine.engine.pool.ref_count)
             self._peak_shared = max(self._peak_shared, shared)

@@ -116,6 +116,17 @@ def serve(
     self_check: Annotated[
         SelfCheck, typer.Option(envvar="KVPROOF_SELF_CHECK", help="Judge the engine by the rules while it serves.")
     ] = SelfCheck.OFF,
+    kv_cache_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--kv-cache-metrics/--no-kv-cache-metrics",
+            envvar="KVPROOF_KV_CACHE_METRICS",
+            help="Tell in /metrics how long blocks keep what is in them.",
+        ),
+    ] = False,
+    kv_cache_metrics_sample: Annotated[
+        float, typer.Option(envvar="KVPROOF_KV_CACHE_METRICS_SAMPLE", help="The part of the blocks that is looked at.")
+    ] = 0.01,
     trace: Annotated[Path | None, typer.Option(envvar="KVPROOF_TRACE", help="Write every event to this file.")] = None,
     log_format: Annotated[
         str, typer.Option(envvar="KVPROOF_LOG_FORMAT", help="text, or json: an object a line.")
@@ -134,9 +145,11 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
     del config  # it has been read before anything else
+    from optimized.block_residency import BlockResidency
     from optimized.cli.live_map import live_map
     from optimized.llm import LLM
     from optimized.model_core import EngineArgs
+    from optimized.server.front import Front
     from optimized.server.logs import start_logging
     from optimized.server.serve import Address
     from optimized.server.serve import serve as run
@@ -144,7 +157,7 @@ def serve(
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
 
-    address = Address(host, port, keys_of(api_key or [], api_key_file), allow_unauthenticated, shared_prefix_cache)
+    address = Address(host, port, keys_of(api_key or [], api_key_file), allow_unauthenticated)
     arguments = {
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
@@ -167,11 +180,18 @@ def serve(
     }
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
     start_logging(log_format, log_level)
-    with Watch("optimized", self_check, trace) as watch:
+    sampled = BlockResidency(kv_cache_metrics_sample)
+    residency = sampled if kv_cache_metrics else None
+    with Watch("optimized", self_check, trace, residency=residency) as watch:
         llm = LLM(model, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
         names = served_model_name or [llm.checkpoint.name, "default"]
-        renderer = live_map() if ui else None
-        run(llm, names, address, limits, lambda line: typer.echo(line, err=True), self_check.value, renderer)
+        front = Front(
+            shared_prefix_cache=shared_prefix_cache,
+            renderer=live_map() if ui else None,
+            self_check=self_check.value,
+            residency=residency,
+        )
+        run(llm, names, address, limits, lambda line: typer.echo(line, err=True), front)
 
 
 def keys_of(given: list[str], path: Path | None) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
+    from optimized.block_residency import BlockResidency
     from optimized.checkpoint import Checkpoint
     from optimized.model_core import EngineArgs, MakeObserver, TorchCore
     from spec.batches import Computed
@@ -35,18 +36,26 @@ _EARLY = {1 << n for n in range(6)}
 class Watch:
     """Makes the observer of an engine, and closes what it opened."""
 
-    def __init__(self, engine: str, self_check: SelfCheck, trace: Path | None, kv_events: Path | None = None) -> None:
+    def __init__(
+        self,
+        engine: str,
+        self_check: SelfCheck,
+        trace: Path | None,
+        kv_events: Path | None = None,
+        residency: BlockResidency | None = None,
+    ) -> None:
         self.engine = engine
         self.self_check = self_check
         self.trace = trace
         self.kv_events = kv_events
+        self.residency = residency
         self._writer: Writer | None = None
         self._num_made = 0
         self._kv_log: TextIO | None = None
 
     @property
     def is_wanted(self) -> bool:
-        return self.self_check is not SelfCheck.OFF or self.trace is not None
+        return self.self_check is not SelfCheck.OFF or self.trace is not None or self.residency is not None
 
     def make_observer(self, config: Config) -> Observer:
         """The observer of an engine with these limits. The log comes first: it must hold what breaks a rule."""
@@ -68,6 +77,8 @@ class Watch:
             from spec.conformance.judge import Follower
 
             observers.append(Follower(config, self.engine, choices))
+        if self.residency is not None:
+            observers.append(self.residency.observer(config))
         return observers[0] if len(observers) == 1 else Several(config.block_size, observers)
 
     def make_core(

@@ -27,9 +27,10 @@ from optimized.server.answers import (
     Version,
 )
 from optimized.server.errors import TYPES, ErrorBody, RequestError, told
+from optimized.server.front import Front
 from optimized.server.guard import Guard
 from optimized.server.limits import Limits
-from optimized.server.page import LiveMap, Renderer, html_of
+from optimized.server.page import LiveMap, html_of
 from optimized.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from optimized.server.service import Service, unless_gone
 from optimized.server.stream import EventStream
@@ -48,11 +49,11 @@ def make_app(
     names: Sequence[str],
     limits: Limits | None = None,
     keys: Sequence[str] = (),
-    shared_prefix_cache: bool = False,
-    renderer: Renderer | None = None,
+    front: Front | None = None,
 ) -> tuple[Guard, Service]:
-    """The application, behind its guard, and the service that it calls. With a ``renderer`` there is a page at ``/``."""
-    service = Service(engine, names, limits or Limits(), shared_prefix_cache)
+    """The application, behind its guard, and the service that it calls."""
+    front = front or Front()
+    service = Service(engine, names, limits or Limits(), front)
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
     app = FastAPI(title="kvproof", version=_version(), docs_url=None, redoc_url=None, responses=errors)
     app.router.redirect_slashes = False  # where to is made from the Host header, and no route says that it does
@@ -126,12 +127,12 @@ def make_app(
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    if renderer is not None:
-        front, live = html_of(service.names[0], renderer.style), LiveMap(engine, renderer)
+    if front.renderer is not None:
+        page, live = html_of(service.names[0], front.renderer.style), LiveMap(engine, front.renderer)
 
         @app.get("/", include_in_schema=False)
         async def built_in_page() -> Response:
-            return front
+            return page
 
         @app.get("/map", include_in_schema=False)
         async def live_map() -> Response:

@@ -9,10 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from optimized.async_llm import AsyncLLM
-from optimized.engine_thread import TOKEN_BUCKETS
+from optimized.engine_thread import TOKEN_BUCKETS, EngineBusy
 from optimized.outputs import RequestOutput
 from optimized.request_times import Buckets, RequestTimes
 from optimized.sampling import SamplingParams
+from optimized.server.front import Front
 
 LABELS = ("model_name", "engine")
 TTFT_BUCKETS = (
@@ -23,9 +24,11 @@ REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 )
-
-
 PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+"""Why a request is turned down, in vLLM's words, and"""
+FINISHED = ("stop", "length", "abort", "error")
+"""why one ends: the values of labels, of which there are no others."""
 
 
 def token_buckets(most: int) -> tuple[float, ...]:
@@ -41,10 +44,9 @@ def token_buckets(most: int) -> tuple[float, ...]:
 class Metrics:
     """Counters of the front end, and the engine's numbers, which are read when somebody asks."""
 
-    def __init__(self, engine: AsyncLLM, model_name: str) -> None:
+    def __init__(self, engine: AsyncLLM, model_name: str, front: Front) -> None:
         self._engine = engine
-        self.self_check = "off"
-        """How the engine is judged while it serves."""
+        self._front = front
         self._labels = (model_name, "0")
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -54,6 +56,7 @@ class Metrics:
         )
         self._latency = self._histogram("e2e_request_latency_seconds", "Time of the whole request.", REQUEST_BUCKETS)
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._cached = self._counter("prompt_tokens_cached", "Tokens of prompts that were in the cache.")
         self._generated = self._counter("generation_tokens", "Tokens of answers.")
         counts = token_buckets(engine.llm.config.max_model_len)
         self._prompt_lengths = self._histogram("request_prompt_tokens", "Tokens of a prompt.", counts)
@@ -70,13 +73,19 @@ class Metrics:
         )
         self._decode = self._histogram("request_decode_time_seconds", "From then to its last token.", REQUEST_BUCKETS)
         self._inference = self._histogram("request_inference_time_seconds", "Both together.", REQUEST_BUCKETS)
+        self._prefilled = self._histogram(
+            "request_prefill_kv_computed_tokens", "Tokens of a prompt that were not in the cache.", counts
+        )
         self._corrupted = self._counter("corrupted_requests", "Requests whose logits were no numbers.")
         self._done = Counter(
             "vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry
         )
-        self._rejected = Counter(
-            "vllm:admission_rejections", "Requests turned down.", (*LABELS, "reason"), registry=self.registry
+        rejected = Counter(
+            "vllm:admission_rejections", "Requests turned down.", ("model_name", "reason"), registry=self.registry
         )
+        self._rejected = {reason: rejected.labels(model_name, reason) for reason in REJECTIONS}
+        for reason in FINISHED:
+            self._done.labels(*self._labels, reason)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
@@ -89,9 +98,9 @@ class Metrics:
         """A request had logits that are no numbers."""
         self._corrupted.inc()
 
-    def rejected(self, reason: str) -> None:
-        """A request was turned down for one of our own reasons."""
-        self._rejected.labels(*self._labels, reason).inc()
+    def rejected(self, busy: EngineBusy) -> None:
+        """A request was turned down, for one limit of the queue or the other."""
+        self._rejected[REJECTIONS[busy.num_waiting_tokens is not None]].inc()
 
     def ended(self, output: RequestOutput, params: SamplingParams, started: float, first: float) -> None:
         """A request is done; times are those of ``time.monotonic``."""
@@ -111,6 +120,8 @@ class Metrics:
         if count > len(output.outputs):
             self._token.observe((now - first) * len(output.outputs) / (count - len(output.outputs)))
         self._prompt.inc(len(output.prompt_token_ids))
+        self._cached.inc(output.num_cached_tokens)
+        self._prefilled.observe(len(output.prompt_token_ids) - output.num_cached_tokens)
         self._generated.inc(count)
         for each in output.outputs:
             self._done.labels(*self._labels, each.finish_reason or "abort").inc()
@@ -135,13 +146,17 @@ class Metrics:
         intervals, tokens = self._engine.histograms()
         yield self._buckets("vllm:inter_token_latency_seconds", "Time between two tokens.", intervals)
         yield self._buckets("vllm:iteration_tokens_total", "Tokens that a step computes.", tokens)
+        if (residency := self._front.residency) is not None:
+            yield self._buckets("vllm:kv_block_lifetime_seconds", "From when it is taken on.", residency.lifetimes)
+            yield self._buckets("vllm:kv_block_idle_before_evict_seconds", "Since it was hit.", residency.idle_times)
+            yield self._buckets("vllm:kv_block_reuse_gap_seconds", "Time between two hits.", residency.gaps)
         yield self._gauge("vllm:kv_cache_usage_perc", "The part of the blocks in use.", used / stats.num_blocks)
         yield self._gauge("kvproof:blocks_free", "Blocks that nobody holds.", stats.num_free_blocks)
         yield self._gauge("kvproof:blocks_cached", "Blocks that can be found by their tokens.", stats.num_cached_blocks)
         yield self._gauge("kvproof:blocks_in_use", "Blocks that somebody holds.", used)
         yield from self._slots()
         yield self._by("vllm:cache_config_info", "The cache's sizes.", self._sizes(), 1)
-        yield self._by("kvproof:self_check_info", "How the engine is judged.", {"mode": self.self_check}, 1)
+        yield self._by("kvproof:self_check_info", "How the engine is judged.", {"mode": self._front.self_check}, 1)
         yield self._total("kvproof:rule_violations", "How often it broke a rule.", health.num_violations)
         yield self._total(
             "kvproof:engine_restarts", "How often the engine died and was made anew.", health.num_restarts

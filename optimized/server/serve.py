@@ -17,10 +17,10 @@ from optimized.capacity import pool_sentence
 from optimized.llm import LLM
 from optimized.server.app import make_app
 from optimized.server.connection import connection_class
+from optimized.server.front import Front
 from optimized.server.guard import Guard
 from optimized.server.heartbeat import beat_for_ever
 from optimized.server.limits import Limits
-from optimized.server.page import Renderer
 from optimized.server.service import Service
 from spec.vocabulary import InvalidConfig
 
@@ -39,8 +39,6 @@ class Address:
     port: int = 8000
     keys: Sequence[str] = field(default=(), repr=False)
     allow_unauthenticated: bool = False
-    shared_prefix_cache: bool = False
-    """Whether callers with different keys share cached blocks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -80,13 +78,11 @@ def serve(
     address: Address,
     limits: Limits,
     say: Callable[[str], None],
-    self_check: str = "off",
-    renderer: Renderer | None = None,
+    front: Front | None = None,
 ) -> None:
-    """Serve until a signal comes. ``say`` gets the lines for whoever started it, ``self_check`` says how it is judged."""
+    """Serve until a signal comes. ``say`` gets the lines for whoever started it."""
     engine = make_engine(llm, limits)
-    app, service = make_app(engine, names, limits, address.keys, address.shared_prefix_cache, renderer)
-    service.metrics.self_check = self_check
+    app, service = make_app(engine, names, limits, address.keys, front)
     server = _Server(uvicorn_config(app, address, limits), service)
     say(pool_sentence(names[0], llm.config))
     asyncio.run(_run(server, service, address, limits, say))

@@ -33,6 +33,7 @@ from optimized.server.answers import (
     usage_of,
 )
 from optimized.server.errors import ErrorBody, RequestError, told
+from optimized.server.front import Front
 from optimized.server.limits import Limits
 from optimized.server.metrics import Metrics
 from optimized.server.requests import ChatRequest, CompletionRequest, SamplingFields
@@ -50,16 +51,14 @@ encode = msgspec.json.Encoder().encode
 class Service:
     """One engine, one model, and the names that it goes by."""
 
-    def __init__(
-        self, engine: AsyncLLM, names: Sequence[str], limits: Limits, shared_prefix_cache: bool = False
-    ) -> None:
+    def __init__(self, engine: AsyncLLM, names: Sequence[str], limits: Limits, front: Front) -> None:
         self.engine = engine
         self.names = tuple(names)
         self.limits = limits
         self.created = int(time.time())
-        self.metrics = Metrics(engine, self.names[0])
+        self.metrics = Metrics(engine, self.names[0], front)
         self.is_draining = False
-        self._secret = None if shared_prefix_cache else secrets.token_bytes(32)
+        self._secret = None if front.shared_prefix_cache else secrets.token_bytes(32)
 
     def check_model(self, name: str | None) -> None:
         """Raise if another model is asked for."""
@@ -80,8 +79,9 @@ class Service:
             raise RequestError(503, "draining", "the server is shutting down")
         count = self.engine.health.num_unfinished
         if count >= self.limits.max_num_queued_reqs:
-            self.metrics.rejected("queue_full")
-            raise told(EngineBusy(count))
+            busy = EngineBusy(count)
+            self.metrics.rejected(busy)
+            raise told(busy)
 
     def tokenizer_info(self) -> TokenizerInfo:
         """The tokens that begin and end a text, and how a conversation is written down."""
@@ -315,10 +315,10 @@ class Service:
                             raise RequestError(503, "aborted", "the request was given up")
                     yield news(total, output) if kind is OutputKind.DELTA else output
                     total = output
-        except EngineBusy:
+        except EngineBusy as busy:
             if not party.is_refused:  # one request, however many prompts
                 party.is_refused = True
-                self.metrics.rejected("queue_full")
+                self.metrics.rejected(busy)
             raise
         if total is not None:
             self.metrics.ended(total, params, started, first)

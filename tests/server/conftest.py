@@ -15,8 +15,8 @@ import uvicorn
 from optimized import LLM
 from optimized.checkpoint import Checkpoint
 from optimized.server.app import make_app
+from optimized.server.front import Front
 from optimized.server.limits import Limits
-from optimized.server.page import Renderer
 from optimized.server.serve import Address, make_engine, uvicorn_config
 from tests.llm.conftest import tiny as tiny  # noqa: PLC0414  the fixture
 
@@ -47,9 +47,9 @@ class Answer:
 class RunningServer:
     """The server, and a client that says exactly what it is told."""
 
-    def __init__(self, llm: LLM, limits: Limits, keys: tuple[str, ...] = (), renderer: Renderer | None = None) -> None:
+    def __init__(self, llm: LLM, limits: Limits, keys: tuple[str, ...] = (), front: Front | None = None) -> None:
         self.engine = make_engine(llm, limits)
-        self.app, self.service = make_app(self.engine, ["tiny", "alias"], limits, keys, renderer=renderer)
+        self.app, self.service = make_app(self.engine, ["tiny", "alias"], limits, keys, front)
         self.server = uvicorn.Server(uvicorn_config(self.app, Address(port=0), limits))
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()), daemon=True)
         self._thread.start()
@@ -89,9 +89,15 @@ class RunningServer:
         return self.engine.stats().num_free_blocks
 
 
-def running(tiny: Checkpoint, limits: Limits | None = None, keys: tuple[str, ...] = (), **engine: Any) -> RunningServer:
+def running(
+    tiny: Checkpoint,
+    limits: Limits | None = None,
+    keys: tuple[str, ...] = (),
+    front: Front | None = None,
+    **engine: Any,
+) -> RunningServer:
     arguments = {"block_size": 4, "max_num_seqs": 16, **engine}
-    return RunningServer(LLM(tiny, **arguments), limits or Limits(), keys)
+    return RunningServer(LLM(tiny, **arguments), limits or Limits(), keys, front)
 
 
 def waited_for(holds: Callable[[], bool]) -> bool:

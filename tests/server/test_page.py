@@ -16,6 +16,7 @@ from optimized import LLM, AsyncLLM, SamplingParams
 from optimized.checkpoint import Checkpoint
 from optimized.cli.live_map import draw, live_map
 from optimized.server.errors import RequestError
+from optimized.server.front import Front
 from optimized.server.limits import Limits
 from optimized.server.page import MAX_VIEWERS, LiveMap, words
 from spec.picture import FILLED, Block, Map, map_without_tokens, memory_map
@@ -49,7 +50,7 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def server(tiny: Checkpoint) -> Iterator[RunningServer]:
-    started = RunningServer(LLM(tiny, block_size=4, max_num_seqs=16), Limits(), renderer=live_map())
+    started = RunningServer(LLM(tiny, block_size=4, max_num_seqs=16), Limits(), front=Front(renderer=live_map()))
     yield started
     started.stop()
 
@@ -205,7 +206,9 @@ def test_viewers_of_one_moment_are_counted_too(tiny: Checkpoint) -> None:
 
 
 def test_the_page_is_behind_the_key_and_a_browser_asks_for_it(tiny: Checkpoint) -> None:
-    server = RunningServer(LLM(tiny, block_size=4, max_num_seqs=4), Limits(), ("secret",), renderer=live_map())
+    server = RunningServer(
+        LLM(tiny, block_size=4, max_num_seqs=4), Limits(), ("secret",), front=Front(renderer=live_map())
+    )
     try:
         for path in ("/", "/map"):
             refused = server.ask("GET", path)
@@ -223,7 +226,7 @@ def test_the_page_is_behind_the_key_and_a_browser_asks_for_it(tiny: Checkpoint) 
 
 
 def test_a_viewer_does_not_hold_a_server_that_ends(tiny: Checkpoint) -> None:
-    server = RunningServer(LLM(tiny, block_size=4, max_num_seqs=4), Limits(), renderer=live_map())
+    server = RunningServer(LLM(tiny, block_size=4, max_num_seqs=4), Limits(), front=Front(renderer=live_map()))
     viewer = Viewer(server)
     viewer.next()
     server.service.is_draining = True
