@@ -41,7 +41,7 @@ class RequestOutput:
     """A prompt, the same list each time, and its continuations. While they grow, ``text`` is final as far as it goes: it is never taken back.
 
     ``prompt_logprobs``, if asked for, has an entry for each token of the prompt; the first, which nothing comes before,
-    is None. ``metrics`` says when what happened to it, ``num_cached_tokens`` how many tokens of the prompt the prefix cache had when it began.
+    is None. ``metrics`` says when what happened to it, ``num_hit_tokens`` how many tokens of the prompt the prefix cache had when it began.
     """
 
     request_id: str
@@ -52,7 +52,7 @@ class RequestOutput:
     num_preemptions: int = 0
     prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
     metrics: RequestTimes | None = field(default=None, compare=False)
-    num_cached_tokens: int = field(default=0, compare=False)
+    num_hit_tokens: int = field(default=0, compare=False)
 
 
 class OutputKind(Enum):
@@ -77,7 +77,7 @@ def news(before: RequestOutput | None, now: RequestOutput) -> RequestOutput:
         now.finished,
         now.num_preemptions,
         metrics=now.metrics,
-        num_cached_tokens=now.num_cached_tokens,
+        num_hit_tokens=now.num_hit_tokens,
     )
 
 
@@ -236,13 +236,13 @@ class OpenRequest:
     num_preemptions: int = 0
     prompt_logprobs: list[dict[Token, Logprob] | None] | None = None
     clock: Clock = field(default_factory=Clock)
-    num_cached_tokens: int = 0
+    num_hit_tokens: int = 0
 
     def begin(self, now: float, num_hit_tokens: int) -> None:
         """It is scheduled, for the first time or again: only the first time counts."""
         if self.clock.times.begun is None:
             self.clock.begin(now)
-            self.num_cached_tokens = num_hit_tokens
+            self.num_hit_tokens = num_hit_tokens
 
     @property
     def finished(self) -> bool:
@@ -261,5 +261,5 @@ class OpenRequest:
             self.num_preemptions,
             None if self.prompt_logprobs is None else self.prompt_logprobs.copy(),
             self.clock.times,
-            self.num_cached_tokens,
+            self.num_hit_tokens,
         )

@@ -33,7 +33,7 @@ from optimized.server.limits import Limits
 from optimized.server.page import LiveMap, html_of
 from optimized.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from optimized.server.service import Service, unless_gone
-from optimized.server.stream import EventStream
+from optimized.server.stream import EVENT_SCHEMA, EventStream
 
 logger = logging.getLogger(__name__)
 
@@ -128,11 +128,11 @@ def make_app(
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     if front.renderer is not None:
-        page, live = html_of(service.names[0], front.renderer.style), LiveMap(engine, front.renderer)
+        html, live = html_of(service.names[0], front.renderer.style), LiveMap(engine, front.renderer)
 
         @app.get("/", include_in_schema=False)
         async def built_in_page() -> Response:
-            return page
+            return html
 
         @app.get("/map", include_in_schema=False)
         async def live_map() -> Response:
@@ -226,7 +226,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
             for operation in path.values():
                 operation["responses"].pop("422", None)
                 if "requestBody" in operation and "/completions" in operation["operationId"].replace("_", "/"):
-                    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+                    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": EVENT_SCHEMA}
         for name in ("HTTPValidationError", "ValidationError"):
             made["components"]["schemas"].pop(name, None)
         app.openapi_schema = made

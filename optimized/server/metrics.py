@@ -120,8 +120,8 @@ class Metrics:
         if count > len(output.outputs):
             self._token.observe((now - first) * len(output.outputs) / (count - len(output.outputs)))
         self._prompt.inc(len(output.prompt_token_ids))
-        self._cached.inc(output.num_cached_tokens)
-        self._prefilled.observe(len(output.prompt_token_ids) - output.num_cached_tokens)
+        self._cached.inc(output.num_hit_tokens)
+        self._prefilled.observe(len(output.prompt_token_ids) - output.num_hit_tokens)
         self._generated.inc(count)
         for each in output.outputs:
             self._done.labels(*self._labels, each.finish_reason or "abort").inc()

@@ -51,3 +51,19 @@ def event(json: bytes) -> bytes:
 
 
 DONE = event(b"[DONE]")
+
+EVENT_SCHEMA = {
+    "description": "An event: a chunk of the answer, an error, or the end.",
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "event": {"const": "message"},
+        "data": {
+            "anyOf": [
+                {"type": "string", "contentMediaType": "application/json", "pattern": "^\\{.*\\}$"},
+                {"const": "[DONE]"},
+            ]
+        },
+    },
+}
+"""What ``/openapi.json`` says of an event: in OpenAPI 3.1 the schema of a stream is that of each event, and no text."""

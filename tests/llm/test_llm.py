@@ -487,11 +487,11 @@ def test_a_request_says_how_much_of_its_prompt_the_cache_had(
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     found = [llm.generate({"prompt_token_ids": [*range(5, 5 + count)]}, params)[0] for count in (8, 9, 8, 12)]
     # A hit leaves the last token of a prompt to be computed.
-    assert [each.num_cached_tokens for each in found] == [0, 8, 4, 8]
+    assert [each.num_hit_tokens for each in found] == [0, 8, 4, 8]
     assert all(each.metrics is not None and each.metrics.begun is not None for each in found)
     plain = LLM(tiny, block_size=4, num_gpu_blocks_override=30, enable_prefix_caching=False, make_core=core)
     [_, second] = [plain.generate({"prompt_token_ids": [*range(5, 14)]}, params)[0] for _ in range(2)]
-    assert second.num_cached_tokens == 0
+    assert second.num_hit_tokens == 0
 
 
 def test_what_was_in_the_cache_is_that_of_the_first_time(tiny: Checkpoint) -> None:
@@ -501,4 +501,4 @@ def test_what_was_in_the_cache_is_that_of_the_first_time(tiny: Checkpoint) -> No
     outputs = llm.generate(prompts, params)
     preempted = [each for each in outputs if each.num_preemptions]
     assert preempted
-    assert llm.stats().hit_tokens > 0 == preempted[0].num_cached_tokens  # it found its own blocks when it came back
+    assert llm.stats().hit_tokens > 0 == preempted[0].num_hit_tokens  # it found its own blocks when it came back

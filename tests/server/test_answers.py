@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import jsonschema_rs
 import openai
 import pytest
 
@@ -184,3 +185,18 @@ def test_the_suite_finds_nothing_at_the_served_levels(tiny: Checkpoint, level: s
     # Ours says nothing of cached tokens, so what it might say of another key's cannot be judged.
     assert ("1 skipped" if level == "security" else "") in run.stdout.splitlines()[-1]
     assert run.stdout.count("SKIPPED") <= (level == "security")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_event_of_a_stream_is_what_the_schema_says(server: RunningServer, path: str) -> None:
+    schema = server.ask("GET", "/openapi.json").json
+    said = schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    events = jsonschema_rs.validator_for(said)
+    more = {"stream": True, "n": 2, "max_tokens": 3, "stream_options": {"include_usage": True}}
+    found = server.complete(**more) if "chat" not in path else server.chat(**more)
+    lines = found.body.decode().split("\n\n")[:-1]
+    assert len(lines) > 3 and lines[-1] == "data: [DONE]"
+    for line in lines:
+        events.validate({"event": "message", "data": line.removeprefix("data: ")})
+    for wrong in ({"data": "[done]"}, {"data": "text"}, {}, {"data": "{}", "event": "error"}):
+        assert not events.is_valid(wrong)
