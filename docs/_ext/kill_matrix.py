@@ -32,27 +32,29 @@ class Sabotage:
     row: str
 
 
-def zoo() -> list[Sabotage]:
-    """The mutants of engines and pools, in the order of their files."""
-    return [
+@cache
+def zoo() -> tuple[Sabotage, ...]:
+    """The mutants of engines and pools, in the order of their files, which are read once."""
+    return tuple(
         Sabotage(words[0], package_of(path), killer, row)
         for path in sorted((TESTS / "mutants").glob("*_zoo.py"))
         for call in calls(path, "_fault")
         for words in [plain(call)]
         for killer in [next(word for word in words[1:] if word in RULES)]
         for row in [next((word for word in words if re.fullmatch(r"B-\d+", word)), "")]
-    ]
+    )
 
 
-def kernel_zoo() -> list[Sabotage]:
+@cache
+def kernel_zoo() -> tuple[Sabotage, ...]:
     """The mutants of kernels."""
-    return [
+    return tuple(
         Sabotage(words[0], "kernels", check, row)
         for call in calls(TESTS / "kernels" / "test_mutants.py", "Mutant")
         for words in [plain(call)]
         for check in [next(each.id for each in call.args if isinstance(each, ast.Name))]
         for row in [next((word for word in words if re.fullmatch(r"B-\d+", word)), "")]
-    ]
+    )
 
 
 def package_of(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,7 +46,8 @@ def rules(as_json: JsonOption = False) -> None:
         typer.echo(f"{entry.rule.id:11}{entry.strength.value:10}{entry.rule.sentence}{f'  [{after}]' if after else ''}")
 
 
-def read_ledger() -> dict[str, Entry]:
+@cache
+def read_ledger() -> Mapping[str, Entry]:
     """The ledger, told by the proofs, the explorer and the sabotaged engines of a checkout."""
     import reference
     from spec.ledger import explored_rules, ledger, mutants_in, walks

@@ -77,7 +77,7 @@ def test_ctrl_c_ends_without_a_traceback(process: Process, tiny_path: Path) -> N
 
 def test_a_reader_who_goes_away_is_no_error(process: Process, log: Path) -> None:
     # The child begins when there is no reader any more.
-    child = process("spec", "rules", "--json", before="import select\nmy = select.poll()\nmy.register(1, 0)\nmy.poll()")
+    child = process("trace", "replay", log, before="import select\nmy = select.poll()\nmy.register(1, 0)\nmy.poll()")
     assert child.stdout is not None and child.stderr is not None
     child.stdout.close()
     assert child.wait() == 141

@@ -16,7 +16,7 @@ from optimized.checkpoint import LazyTensors, random_arrays, tensor_shapes
 from optimized.cli.torch_start import LEFT_OUT
 from optimized.hf_checkpoint import load_directory
 from optimized.llama import LlamaModel
-from tests.cli.conftest import ROOT, Process
+from tests.cli.conftest import ROOT, Process, Run
 from tests.kernels.test_int8 import needs_int8
 from tests.models.test_llama import CONFIG
 from tests.models.tiny_files import write_directory
@@ -46,9 +46,9 @@ NOT_NEEDED = frozenset(
 LOADED = "import atexit, sys\natexit.register(lambda: print(*sorted({name.partition('.')[0] for name in sys.modules})))"
 
 
-def test_an_answer_on_a_cpu_imports_only_what_it_needs(process: Process, tiny_path: Path) -> None:
+def test_an_answer_on_a_cpu_imports_only_what_it_needs(run: Run, process: Process, tiny_path: Path) -> None:
     arguments = ("generate", "a", "--model", tiny_path, "--max-tokens", 1, "--num-gpu-blocks-override", 8)
-    process(*arguments).communicate()  # the first start converts the file
+    assert run(*arguments).exit_code == 0  # the first start converts the file
     child = process(*arguments, before=LOADED)
     out, error = child.communicate()
     assert child.returncode == 0, error

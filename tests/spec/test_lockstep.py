@@ -324,7 +324,10 @@ TEETH = [
 ]
 
 
-@pytest.mark.parametrize("tooth", TEETH, ids=lambda tooth: tooth.mutant.name)
+EACH = [pytest.param(tooth, marks=[pytest.mark.slow] if tooth.num_operations > 10_000 else []) for tooth in TEETH]
+
+
+@pytest.mark.parametrize("tooth", EACH, ids=lambda tooth: tooth.mutant.name)
 def test_a_sabotaged_pool_is_found(tooth: Tooth, tmp_path: Path) -> None:
     with sabotaged(tooth.mutant, tmp_path) as package:
         found = walk(tooth.scope, package.make_pool)
