@@ -100,6 +100,22 @@ def _ask_z3(obligation: Obligation, rlimit: int) -> tuple[Verdict, int]:
     return _VERDICTS.get(answer, Verdict.UNKNOWN), spent
 
 
+def used_hypotheses(obligation: Obligation) -> frozenset[int] | None:
+    """The places of the hypotheses that a proof of z3's uses, which needs no others; None if it finds none."""
+    context = z3.Context()
+    given = z3.parse_smt2_string(smt_text(obligation), ctx=context)
+    solver = z3.Solver(ctx=context)
+    solver.set("rlimit", Z3_RLIMIT)
+    solver.set("timeout", TIMEOUT_S * 1000)
+    solver.set("smt.mbqi", obligation.may_search)
+    for place, each in enumerate(given):
+        solver.assert_and_track(each, f"given {place}")
+    if _VERDICTS.get(str(solver.check())) is not Verdict.PROVED:
+        return None
+    places = {int(name.decl().name().removeprefix("given ")) for name in solver.unsat_core()}
+    return frozenset(places & set(range(len(obligation.hypotheses))))
+
+
 def _ask_cvc5(obligation: Obligation, rlimit: int) -> tuple[Verdict, int, int]:
     cvc5 = _cvc5()
     solver = cvc5.Solver(cvc5.TermManager())

@@ -1,10 +1,12 @@
 """Which clauses the proof leans on: a clause is needed if some obligation about another one fails without it."""
 
 from collections.abc import Mapping
+from functools import cache
 
 from spec.proofs.clauses import CLAUSES
 from spec.proofs.obligations import obligations_of
-from spec.proofs.solvers import check
+from spec.proofs.solvers import check, used_hypotheses
+from spec.proofs.symbolic import Prove
 from spec.proofs.transitions import TRANSITIONS
 
 WANTED_FOR_THEMSELVES: Mapping[str, str] = {
@@ -25,7 +27,22 @@ def needed_for(clause: str) -> str | None:
     """An obligation about another clause that is no longer proved without this one; None if all still are."""
     known = {name: each for name, each in CLAUSES.items() if name != clause}
     for transition in TRANSITIONS.values():
-        for obligation in obligations_of(transition, known):
-            if obligation.clause != clause and not check(obligation).is_proved:
+        # Whatever has a proof that does not use it has that proof without it, too.
+        leaning = {name for name, used in clauses_used(transition.name).items() if clause in used}
+        for obligation in obligations_of(transition, known) if leaning else ():
+            if obligation.clause in leaning - {clause} and not check(obligation).is_proved:
                 return obligation.name
     return None
+
+
+@cache
+def clauses_used(transition: str) -> Mapping[str, frozenset[str]]:
+    """For each clause that the transition keeps, the clauses that one proof of it uses; all of them where none is found."""
+    names, first = list(CLAUSES), len(Prove().axioms)
+    used = {}
+    for obligation in obligations_of(TRANSITIONS[transition]):
+        places = used_hypotheses(obligation)
+        if places is None:
+            places = frozenset(range(len(obligation.hypotheses)))
+        used[obligation.clause] = frozenset(names[at - first] for at in places if first <= at < first + len(names))
+    return used
