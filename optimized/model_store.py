@@ -85,7 +85,15 @@ def resolve(model: str | os.PathLike[str] | None) -> Path:
             path, f"pickled weights can run code and are refused: convert them to safetensors, or pass {ACCEPTED}"
         )
     if not path.exists():
-        raise ModelUnavailable(f"there is no file or folder {str(path)!r}: pass {ACCEPTED}", path=path)
+        from optimized.hub_cache import is_hub_name, revision_folder
+
+        if not is_hub_name(str(model)):
+            raise ModelUnavailable(f"there is no file or folder {str(path)!r}: pass {ACCEPTED}", path=path)
+        try:
+            return revision_folder(str(model))
+        except ModelUnavailable as error:
+            missing = f"there is no file or folder {str(path)!r}: pass {ACCEPTED}; or, if it is on the hub, {error}"
+            raise ModelUnavailable(missing, path=path) from None
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise BadModelFile(path, f"this is not a model: pass {ACCEPTED}")
     if path.is_dir() and not (path / "config.json").is_file():

@@ -18,6 +18,7 @@ from optimized.server.limits import Limits
 @with_limits
 def serve(
     *,
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -28,6 +29,28 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(envvar="KVPROOF_HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="KVPROOF_PORT", help="The port; 0 takes a free one.")] = 8000,
+    uds: Annotated[
+        str | None,
+        typer.Option(envvar="KVPROOF_UDS", help="A socket in the file system to listen on, instead of host and port."),
+    ] = None,
+    root_path: Annotated[
+        str, typer.Option(envvar="KVPROOF_ROOT_PATH", help="What stands before every path where a proxy passes it on.")
+    ] = "",
+    ssl_keyfile: Annotated[
+        str | None, typer.Option(envvar="KVPROOF_SSL_KEYFILE", help="The key of the certificate.")
+    ] = None,
+    ssl_certfile: Annotated[
+        str | None, typer.Option(envvar="KVPROOF_SSL_CERTFILE", help="A certificate: speak TLS.")
+    ] = None,
+    ssl_ca_certs: Annotated[
+        str | None, typer.Option(envvar="KVPROOF_SSL_CA_CERTS", help="Whose certificates callers may show.")
+    ] = None,
+    ssl_cert_reqs: Annotated[
+        int,
+        typer.Option(
+            envvar="KVPROOF_SSL_CERT_REQS", help="Whether callers show one: 0 no, 1 if they have one, 2 always."
+        ),
+    ] = 0,
     api_key: Annotated[
         list[str] | None, typer.Option(envvar="KVPROOF_API_KEY", help="A key; others can see it in the process list.")
     ] = None,
@@ -48,6 +71,20 @@ def serve(
             help="Callers with different keys find each other's blocks, and can tell that they do.",
         ),
     ] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(envvar="KVPROOF_TOKENIZER", help="A tokenizer.json, or its folder, instead of the model's own."),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KVPROOF_REVISION", help="Branch, tag or commit of a model OWNER/NAME; for all of its files."
+        ),
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(envvar="KVPROOF_CHAT_TEMPLATE", help="A file with a chat template instead of the model's own."),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,6 +118,20 @@ def serve(
             help="Find blocks by what is in them.",
         ),
     ] = True,
+    prefix_caching_hash_algo: Annotated[
+        str, typer.Option(envvar="KVPROOF_PREFIX_CACHING_HASH_ALGO", help="sha256: the only one.")
+    ] = "sha256",
+    chunked_prefill: Annotated[
+        bool,
+        typer.Option(
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+            envvar="KVPROOF_ENABLE_CHUNKED_PREFILL",
+            help="Long prompts take several steps: always.",
+        ),
+    ] = True,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(envvar="KVPROOF_TENSOR_PARALLEL_SIZE", help="1: one device.")
+    ] = 1,
     dtype: Annotated[str, typer.Option(envvar="KVPROOF_DTYPE", help="The type of the numbers.")] = "auto",
     threads: Annotated[int | None, typer.Option(envvar="KVPROOF_THREADS", help="Threads on a CPU.")] = None,
     kv_cache_dtype: Annotated[
@@ -128,6 +179,38 @@ def serve(
         float, typer.Option(envvar="KVPROOF_KV_CACHE_METRICS_SAMPLE", help="The part of the blocks that is looked at.")
     ] = 0.01,
     trace: Annotated[Path | None, typer.Option(envvar="KVPROOF_TRACE", help="Write every event to this file.")] = None,
+    sse_keep_alive_interval: Annotated[
+        float,
+        typer.Option(
+            envvar="KVPROOF_SSE_KEEP_ALIVE_INTERVAL",
+            help="Seconds without an event after which a stream has a comment; 0 is never.",
+        ),
+    ] = 0.0,
+    enable_request_id_headers: Annotated[
+        bool,
+        typer.Option(
+            "--enable-request-id-headers",
+            envvar="KVPROOF_ENABLE_REQUEST_ID_HEADERS",
+            help="Each answer has its x-request-id: always.",
+        ),
+    ] = True,
+    disable_fastapi_docs: Annotated[
+        bool, typer.Option("--disable-fastapi-docs", envvar="KVPROOF_DISABLE_FASTAPI_DOCS", help="No /openapi.json.")
+    ] = False,
+    metrics_public: Annotated[
+        bool, typer.Option("--metrics-public", envvar="KVPROOF_METRICS_PUBLIC", help="/metrics wants no key.")
+    ] = False,
+    enable_log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--enable-log-requests/--no-enable-log-requests",
+            envvar="KVPROOF_ENABLE_LOG_REQUESTS",
+            help="Log what each request asks for, and at DEBUG its prompt.",
+        ),
+    ] = False,
+    max_log_len: Annotated[
+        int, typer.Option(envvar="KVPROOF_MAX_LOG_LEN", help="Characters of each that are logged at most.")
+    ] = 1000,
     log_format: Annotated[
         str, typer.Option(envvar="KVPROOF_LOG_FORMAT", help="text, or json: an object a line.")
     ] = "text",
@@ -144,10 +227,11 @@ def serve(
     limits: Limits,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
-    del config  # it has been read before anything else
+    del config, enable_request_id_headers  # it has been read before anything else; they are always sent
     from optimized.block_residency import BlockResidency
     from optimized.cli.live_map import live_map
     from optimized.llm import LLM
+    from optimized.model_choice import chosen_checkpoint
     from optimized.model_core import EngineArgs
     from optimized.server.front import Front
     from optimized.server.logs import start_logging
@@ -157,7 +241,30 @@ def serve(
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
 
-    address = Address(host, port, keys_of(api_key or [], api_key_file), allow_unauthenticated)
+    demand_known(prefix_caching_hash_algo, chunked_prefill, tensor_parallel_size)
+    address = Address(
+        host,
+        port,
+        keys_of(api_key or [], api_key_file),
+        allow_unauthenticated,
+        uds=uds,
+        ssl_keyfile=ssl_keyfile,
+        ssl_certfile=ssl_certfile,
+        ssl_ca_certs=ssl_ca_certs,
+        ssl_cert_reqs=ssl_cert_reqs,
+    )
+    front = Front(
+        shared_prefix_cache=shared_prefix_cache,
+        renderer=live_map() if ui else None,
+        self_check=self_check.value,
+        residency=BlockResidency(kv_cache_metrics_sample) if kv_cache_metrics else None,
+        root_path=root_path,
+        disable_fastapi_docs=disable_fastapi_docs,
+        metrics_public=metrics_public,
+        sse_keep_alive_interval=sse_keep_alive_interval,
+        enable_log_requests=enable_log_requests,
+        max_log_len=max_log_len,
+    )
     arguments = {
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
@@ -180,18 +287,37 @@ def serve(
     }
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
     start_logging(log_format, log_level)
-    sampled = BlockResidency(kv_cache_metrics_sample)
-    residency = sampled if kv_cache_metrics else None
-    with Watch("optimized", self_check, trace, residency=residency) as watch:
-        llm = LLM(model, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
+    source = context.get_parameter_source("api_key")
+    if api_key and source is not None and source.name == "COMMANDLINE":
+        say("warning: others on this machine see the key in the process list, --api-key-file keeps it from them")
+    with Watch("optimized", self_check, trace, residency=front.residency) as watch:
+        checkpoint = chosen_checkpoint(model, revision, tokenizer, chat_template)
+        llm = LLM(checkpoint, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
         names = served_model_name or [llm.checkpoint.name, "default"]
-        front = Front(
-            shared_prefix_cache=shared_prefix_cache,
-            renderer=live_map() if ui else None,
-            self_check=self_check.value,
-            residency=residency,
-        )
-        run(llm, names, address, limits, lambda line: typer.echo(line, err=True), front)
+        run(llm, names, address, limits, say, front)
+
+
+def say(line: str) -> None:
+    """A line for whoever started it."""
+    typer.echo(line, err=True)
+
+
+def demand_known(hash_algo: str, chunked_prefill: bool, tensor_parallel_size: int) -> None:
+    """Raise ``InvalidConfig`` for what vLLM's flags may ask, and this engine has one answer to."""
+    from spec.vocabulary import InvalidConfig
+
+    for name, value, only, why in (
+        ("prefix_caching_hash_algo", hash_algo, "sha256", "blocks are found by SHA-256, and compared"),
+        (
+            "enable_chunked_prefill",
+            chunked_prefill,
+            True,
+            "a step takes as much of a prompt as its budget has room for",
+        ),
+        ("tensor_parallel_size", tensor_parallel_size, 1, "a model runs on one device"),
+    ):
+        if value != only:
+            raise InvalidConfig(name, value, f"{only}: {why}")
 
 
 def keys_of(given: list[str], path: Path | None) -> list[str]:

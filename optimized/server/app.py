@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -28,12 +29,12 @@ from optimized.server.answers import (
 )
 from optimized.server.errors import TYPES, ErrorBody, RequestError, told
 from optimized.server.front import Front
-from optimized.server.guard import Guard
+from optimized.server.guard import OPEN_PATHS, Guard
 from optimized.server.limits import Limits
 from optimized.server.page import LiveMap, html_of
 from optimized.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from optimized.server.service import Service, unless_gone
-from optimized.server.stream import EVENT_SCHEMA, EventStream
+from optimized.server.service import Service, begun_late, unless_gone
+from optimized.server.stream import EVENT_SCHEMA, EventStream, kept_alive
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,16 @@ def make_app(
     front = front or Front()
     service = Service(engine, names, limits or Limits(), front)
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
-    app = FastAPI(title="kvproof", version=_version(), docs_url=None, redoc_url=None, responses=errors)
+    schema_path = None if front.disable_fastapi_docs else "/openapi.json"
+    app = FastAPI(
+        title="kvproof",
+        version=_version(),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=schema_path,
+        servers=[{"url": front.root_path}] if front.root_path else None,
+        responses=errors,
+    )
     app.router.redirect_slashes = False  # where to is made from the Host header, and no route says that it does
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
 
@@ -64,7 +74,7 @@ def make_app(
         request_id = request.state.request_id
         service.salt(body, request.state.key)
         if body.stream:
-            return await _streamed(request, service.stream_completion(body, request_id))
+            return await _streamed(request, service.stream_completion(body, request_id), front)
         return await _whole(request, service.complete(body, request_id))
 
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
@@ -72,7 +82,7 @@ def make_app(
         request_id = request.state.request_id
         service.salt(body, request.state.key)
         if body.stream:
-            return await _streamed(request, service.stream_chat(body, request_id))
+            return await _streamed(request, service.stream_chat(body, request_id), front)
         return await _whole(request, service.chat(body, request_id))
 
     def card(name: str) -> ModelCard:
@@ -158,7 +168,8 @@ def make_app(
     async def failed(request: Request, error: Exception) -> Response:
         return _told(request, error)
 
-    return Guard(app, service.limits, keys, service.demand_room), service
+    open_paths = OPEN_PATHS | ({"/metrics"} if front.metrics_public else frozenset())
+    return Guard(app, service.limits, keys, service.demand_room, open_paths, front.root_path), service
 
 
 def _version() -> str:
@@ -204,13 +215,22 @@ async def _whole(request: Request, work: Awaitable[Any]) -> Any:
     return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer.model_dump())
 
 
-async def _streamed(request: Request, work: Awaitable[Any]) -> Response:
-    """The stream, once its first output is there."""
+async def _streamed(request: Request, work: Awaitable[AsyncIterator[bytes]], front: Front) -> Response:
+    """The stream, once its first output is there, or it is time to say that there will be one."""
+    interval = front.sse_keep_alive_interval
+    begin = asyncio.ensure_future(work)
+    is_here = await unless_gone(asyncio.wait({begin}, timeout=interval or None), _disconnected(request))
+    if is_here is None:
+        begin.cancel()
+        await asyncio.wait({begin})
+        return Response(status_code=CLIENT_GONE)
+    if not begin.done():
+        return EventStream(kept_alive(begun_late(begin), interval), begin)
     try:
-        events = await unless_gone(work, _disconnected(request))
+        events = begin.result()
     except Exception as error:  # noqa: BLE001
         return _told(request, error)
-    return Response(status_code=CLIENT_GONE) if events is None else EventStream(events)
+    return EventStream(kept_alive(events, interval) if interval else events)
 
 
 async def _disconnected(request: Request) -> None:
@@ -221,7 +241,7 @@ async def _disconnected(request: Request) -> None:
 def _schema(app: FastAPI) -> dict[str, Any]:
     """FastAPI's, without the status that we never answer with, and with the streams."""
     if app.openapi_schema is None:
-        made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        made = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=app.servers)
         for path in made["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

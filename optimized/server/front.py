@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from optimized.block_residency import BlockResidency
 from optimized.server.page import Renderer
+from spec.vocabulary import InvalidConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,3 +21,24 @@ class Front:
     """How the engine is judged while it serves."""
     residency: BlockResidency | None = None
     """How long blocks keep what is in them, if somebody looks."""
+    root_path: str = ""
+    """What stands before every path where a proxy passes it on."""
+    disable_fastapi_docs: bool = False
+    """Whether there is no ``/openapi.json``; other docs of FastAPI's are never there."""
+    metrics_public: bool = False
+    """Whether ``/metrics`` wants no key."""
+    sse_keep_alive_interval: float = 0.0
+    """Seconds after which a stream without news says that it is still there; 0 is never."""
+    enable_log_requests: bool = False
+    """Whether the log has each request's parameters, and at DEBUG its prompt."""
+    max_log_len: int = 1000
+    """Characters of each that the log has at most."""
+
+    def __post_init__(self) -> None:
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise InvalidConfig("root_path", self.root_path, "a path that begins with / and does not end with it")
+        interval = self.sse_keep_alive_interval
+        if type(interval) not in (int, float) or not 0.0 <= interval < 1e9:
+            raise InvalidConfig("sse_keep_alive_interval", interval, "a number of seconds, at least 0")
+        if type(self.max_log_len) is not int or not 0 <= self.max_log_len < 1 << 40:
+            raise InvalidConfig("max_log_len", self.max_log_len, "a whole number, at least 0")

@@ -36,10 +36,19 @@ class Guard:
     """Stands in front of the application. Routes do not know of keys, so none can forget to ask for one."""
 
     def __init__(
-        self, app: App, limits: Limits, keys: Iterable[str] = (), demand_room: Callable[[], None] = lambda: None
+        self,
+        app: App,
+        limits: Limits,
+        keys: Iterable[str] = (),
+        demand_room: Callable[[], None] = lambda: None,
+        open_paths: frozenset[str] = OPEN_PATHS,
+        root_path: str = "",
     ) -> None:
-        """``demand_room`` raises ``RequestError`` if there is no room for one more request to the engine."""
+        """``demand_room`` raises ``RequestError`` if there is no room for one more request to the engine; ``root_path`` is
+        taken from the front of every path that has it, before anything else looks at it."""
         self.app = app
+        self._open_paths = open_paths
+        self._root_path = root_path
         self._demand_room = demand_room
         self.limits = limits
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -49,6 +58,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root_path)}
         request_id = uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"], state["key"] = request_id, b""
@@ -100,7 +111,7 @@ class Guard:
             raise error
         # The path that the router uses, not one that is made from the Host header.
         key = self._key_of(headers)
-        if self._digests and scope["path"] not in OPEN_PATHS and key is None:
+        if self._digests and scope["path"] not in self._open_paths and key is None:
             raise RequestError(401, "invalid_api_key", "no valid key: send Authorization: Bearer KEY")
         given = [value for name, value in headers if name == b"content-length"]
         if given and given[0].isdigit() and int(given[0]) > self.limits.max_body_bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
+import os
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,14 +41,40 @@ class Address:
     port: int = 8000
     keys: Sequence[str] = field(default=(), repr=False)
     allow_unauthenticated: bool = False
+    uds: str | None = None
+    """A socket in the file system, instead of host and port."""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = ssl.CERT_NONE
+    """Whether who asks shows a certificate of those authorities: 0 no, 1 if there is one, 2 always."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise InvalidConfig("port", self.port, "from 0 to 65535")
         if any(not key.strip() for key in self.keys):
             raise InvalidConfig("api_key", "", "not empty")
+        if self.ssl_cert_reqs not in tuple(ssl.VerifyMode):
+            raise InvalidConfig("ssl_cert_reqs", self.ssl_cert_reqs, "0, 1 or 2")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise InvalidConfig("ssl_keyfile", self.ssl_keyfile, "given if and only if ssl_certfile is")
+        if self.ssl_certfile is None and (self.ssl_ca_certs is not None or self.ssl_cert_reqs):
+            raise InvalidConfig("ssl_ca_certs", self.ssl_ca_certs, "left out without ssl_certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise InvalidConfig("ssl_cert_reqs", self.ssl_cert_reqs, "0 without ssl_ca_certs")
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            path = getattr(self, name)
+            if path is not None and not os.path.isfile(path):
+                raise InvalidConfig(name, path, "a file that is there")
+        if self.uds is not None and (self.host, self.port) != ("127.0.0.1", 8000):
+            raise InvalidConfig("uds", self.uds, "left out where host or port is given")
         if not _is_loopback(self.host) and not self.keys and not self.allow_unauthenticated:
             raise InvalidConfig("host", self.host, "a loopback address, or with an API key, or --allow-unauthenticated")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others than this machine may ask without a key."""
+        return not _is_loopback(self.host) and not self.keys
 
 
 def _is_loopback(host: str) -> bool:
@@ -85,6 +113,8 @@ def serve(
     app, service = make_app(engine, names, limits, address.keys, front)
     server = _Server(uvicorn_config(app, address, limits), service)
     say(pool_sentence(names[0], llm.config))
+    if address.is_open:
+        say(f"warning: everybody who reaches {address.host} may ask, there is no key")
     asyncio.run(_run(server, service, address, limits, say))
 
 
@@ -100,6 +130,11 @@ def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Conf
         app,
         host=address.host,
         port=address.port,
+        uds=address.uds,
+        ssl_keyfile=address.ssl_keyfile,
+        ssl_certfile=address.ssl_certfile,
+        ssl_ca_certs=address.ssl_ca_certs,
+        ssl_cert_reqs=address.ssl_cert_reqs,
         http=connection_class(limits),
         ws="none",
         lifespan="off",
@@ -119,10 +154,13 @@ async def _run(server: _Server, service: Service, address: Address, limits: Limi
     async def announce() -> None:
         while not server.started:
             await asyncio.sleep(0.01)
+        if address.uds is not None:
+            say(f"listening on the socket {address.uds}")
+            return
         sockets = [each.getsockname() for listening in server.servers for each in listening.sockets]
         port = sockets[0][1] if sockets else address.port
         host = f"[{address.host}]" if ":" in address.host else address.host
-        say(f"listening on http://{host}:{port}")
+        say(f"listening on {'http' if address.ssl_certfile is None else 'https'}://{host}:{port}")
 
     ending = _end_in_time(server, service, limits.shutdown_timeout)
     beating = [asyncio.ensure_future(each) for each in (announce(), beat_for_ever(service.engine), ending)]

@@ -58,6 +58,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.names[0], front)
         self.is_draining = False
+        self._front = front
         self._secret = None if front.shared_prefix_cache else secrets.token_bytes(32)
 
     def check_model(self, name: str | None) -> None:
@@ -72,6 +73,14 @@ class Service:
         if key and self._secret is not None:
             own = hmac.new(self._secret, key, "sha256").hexdigest()
             body.cache_salt = f"{own} {body.cache_salt or ''}"
+
+    def _say(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        """A line for the log, if it is asked for: what it wants, and at DEBUG what it says, both in one line and cut."""
+        if self._front.enable_log_requests:
+            most = self._front.max_log_len
+            logger.info("%s asks with %d prompts: %s", request_id, len(prompts), repr(params)[:most])
+            for prompt in prompts:
+                logger.debug("%s says: %s", request_id, repr(prompt)[:most])
 
     def demand_room(self) -> None:
         """Raise if there is no room for one more request."""
@@ -98,6 +107,7 @@ class Service:
     async def complete(self, body: CompletionRequest, request_id: str) -> CompletionAnswer:
         """All answers at once."""
         prompts, params = self._completion(body)
+        self._say(request_id, prompts, params)
         outputs = await self._all(prompts, params, body)
         choices = []
         for place, output in enumerate(outputs):
@@ -133,6 +143,7 @@ class Service:
     async def stream_completion(self, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
         """Events of all answers, mixed as they come. Raises before the first one if the request is refused."""
         prompts, params = self._completion(body)
+        self._say(request_id, prompts, params)
         head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -179,6 +190,7 @@ class Service:
     async def chat(self, body: ChatRequest, request_id: str) -> ChatAnswer:
         """All answers at once."""
         prompts, params = await self._chat(body)
+        self._say(request_id, prompts, params)
         outputs = await self._all(prompts, params, body)
         [output] = outputs
         choices, calls, num_top = [], body.calls, body.top_logprobs or 0
@@ -206,6 +218,7 @@ class Service:
     async def stream_chat(self, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
         """Events of all answers: the role, the text, the end."""
         prompts, params = await self._chat(body)
+        self._say(request_id, prompts, params)
         head = {
             "id": f"chatcmpl-{request_id}",
             "object": "chat.completion.chunk",
@@ -370,10 +383,8 @@ class Service:
                         yield b"".join(shown(place, output))
                     if body.with_usage:
                         yield event(encode({**head, "choices": [], "usage": _usage(counts)}))
-                except TimeoutError:
-                    yield event(_error_json(RequestError(408, "timeout", "the request took too long")))
                 except Exception as error:  # noqa: BLE001  the headers are out: it is told in the stream
-                    yield event(_error_json(told(error)))
+                    yield _error_event(error)
                 yield DONE
 
         return events()
@@ -391,8 +402,11 @@ def _usage(counts: dict[int, tuple[int, int]]) -> dict[str, int]:
     return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion).model_dump()
 
 
-def _error_json(error: RequestError) -> bytes:
-    return ErrorBody(error=error.detail).model_dump_json().encode()
+def _error_event(error: Exception) -> bytes:
+    """What a stream says when it can not go on: the headers are out."""
+    if isinstance(error, TimeoutError):
+        error = RequestError(408, "timeout", "the request took too long")
+    return event(ErrorBody(error=told(error).detail).model_dump_json().encode())
 
 
 async def _merged(streams: Sequence[AsyncGenerator[RequestOutput]]) -> AsyncGenerator[Indexed]:
@@ -433,6 +447,19 @@ async def _next(stream: AsyncGenerator[RequestOutput]) -> RequestOutput:
 
 class _Ended(Exception):
     """A stream is at its end. A task can not raise ``StopAsyncIteration``."""
+
+
+async def begun_late(begin: asyncio.Future[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+    """A stream whose first event did not come in time: what is wrong with its request is told in the stream."""
+    try:
+        events = await begin
+    except Exception as error:  # noqa: BLE001
+        yield _error_event(error)
+        yield DONE
+        return
+    async with contextlib.aclosing(events) as begun:  # type: ignore[type-var]  # they are generators
+        async for each in begun:
+            yield each
 
 
 async def unless_gone(work: Awaitable[Any], gone: Awaitable[None]) -> Any:  # Any: whatever the work gives

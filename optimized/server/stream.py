@@ -11,14 +11,16 @@ from starlette.types import Receive, Scope, Send
 
 
 class EventStream(Response):
-    """A response whose body is events. ``events`` is closed when the client goes away, which ends its requests."""
+    """A response whose body is events. ``events`` is closed when the client goes away, which ends its requests, and what
+    they wait to begin is given up."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], begin: asyncio.Future[AsyncIterator[bytes]] | None = None) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self.events = events
+        self.begin = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -30,6 +32,8 @@ class EventStream(Response):
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError, TimeoutError, OSError):
                 await sending
+            if self.begin is not None:
+                self.begin.cancel()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -43,6 +47,35 @@ class EventStream(Response):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def kept_alive(events: AsyncIterator[bytes], interval: float) -> AsyncIterator[bytes]:
+    """The events, and a comment after each ``interval`` seconds without one, so that no proxy thinks that nothing comes."""
+    pending = asyncio.ensure_future(_next(events))
+    try:
+        while True:
+            done, _ = await asyncio.wait({pending}, timeout=interval)
+            if not done:
+                yield KEEP_ALIVE
+                continue
+            news = pending.result()
+            if news is None:
+                return
+            yield news
+            pending = asyncio.ensure_future(_next(events))
+    finally:
+        pending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await pending
+        await events.aclose()  # type: ignore[attr-defined]  # they are generators
+
+
+async def _next(events: AsyncIterator[bytes]) -> bytes | None:
+    """The next event, None after the last one. A task can not raise ``StopAsyncIteration``."""
+    return await anext(events, None)
+
+
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def event(json: bytes) -> bytes:

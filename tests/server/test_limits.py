@@ -210,7 +210,7 @@ def test_two_requests_of_several_prompts_do_not_both_stand_in_each_others_way(ti
             for line in server.ask("GET", "/metrics").body.decode().splitlines()
             if line.startswith("vllm:admission_rejections_total{")
         ]
-        assert [line.split()[-1] for line in rejected] == ["1.0"]  # a request, however many prompts it has
+        assert [line.split()[-1] for line in rejected] == ["0.0", "1.0"]  # a request, however many prompts it has
     finally:
         server.stop()
 
