@@ -17,7 +17,7 @@ DEFAULT_REVISION = "main"
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether it may be the name of a model on the hub, OWNER/NAME."""
+    """Whether it may be the name of a model on the hub, ORG/NAME."""
     return NAME.fullmatch(model) is not None and not model.startswith(".") and ".." not in model
 
 
@@ -26,7 +26,7 @@ def revision_folder(model: str, revision: str = DEFAULT_REVISION) -> Path:
     folder = cache_folder() / f"models--{model.replace('/', '--')}"
     if not is_hub_name(model):
         raise ModelUnavailable(
-            f"a revision is that of a model on the hub, OWNER/NAME, and {model!r} is none", path=folder
+            f"a revision is that of a model on the hub, ORG/NAME, and {model!r} is none", path=folder
         )
     if REVISION.fullmatch(revision) is None or ".." in revision:
         raise ModelUnavailable(f"{revision!r} is no name of a branch, a tag or a commit", path=folder)

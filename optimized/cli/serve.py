@@ -78,7 +78,7 @@ def serve(
     revision: Annotated[
         str | None,
         typer.Option(
-            envvar="KVPROOF_REVISION", help="Branch, tag or commit of a model OWNER/NAME; for all of its files."
+            envvar="KVPROOF_REVISION", help="Branch, tag or commit of a model ORG/NAME; for all of its files."
         ),
     ] = None,
     chat_template: Annotated[
