@@ -22,7 +22,7 @@ from optimized.llama import LlamaModel
 from optimized.sampling import Draw, SamplingParams, sample_rows
 from optimized.torch_device import SeqSampling, TorchDevice
 from spec.vocabulary import Config, Request
-from tests.models.test_llama import Paged, dense_logits
+from tests.models.test_llama import Paged, dense_logits, logits_bound
 
 CONFIG = ModelConfig(
     num_layers=2,
@@ -64,8 +64,7 @@ def test_logits_by_the_kernels_are_those_of_dense_attention(kind: str) -> None:
         for seq, part in zip(chunks, parts, strict=True):
             found[seq].append(part)
     exact = [dense_logits(config, arrays, prompt, np.float64) for prompt in prompts]
-    rounded = [dense_logits(config, arrays, prompt, np.float32) for prompt in prompts]
-    bound = 2 * max(np.abs(low - high).max() for low, high in zip(rounded, exact, strict=True))
+    bound = logits_bound(config, arrays, prompts, exact)
     for seq, expected in enumerate(exact):
         error = np.abs(torch.cat(found[seq]).numpy() - expected).max()
         assert error <= bound, f"sequence {seq} is off by {error}, the bound is {bound}"
