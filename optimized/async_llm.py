@@ -123,12 +123,18 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, llm: LLM, max_unfinished: int | None = None, max_waiting_tokens: int | None = None, restarts: bool = False
+        self,
+        llm: LLM,
+        max_unfinished: int | None = None,
+        max_waiting_tokens: int | None = None,
+        restarts: bool = False,
+        grammars_at_once: int = 1,
     ) -> None:
         """``max_unfinished`` is the most requests that wait or run, ``max_waiting_tokens`` the most tokens of prompts
         that have no answer yet; more are turned down with ``EngineBusy``. Neither turns down who asks while nobody else
         waits or runs: a request's own prompts (``Party``) do not stand in each other's way.
-        An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more.
+        An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more. So many
+        grammars are made at once.
         Raises ``InvalidRequest`` if somebody's requests are in the ``LLM`` already: nobody would hear their answers.
         """
         if llm.has_unfinished_requests():
@@ -144,7 +150,7 @@ class AsyncLLM:
         # But nobody waits for a text of megabytes that somebody else has sent.
         self._long_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-long-reader")
         # Some grammars take seconds to make, and nobody's text waits for them.
-        self._grammar_maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-grammar")
+        self._grammar_maker = ThreadPoolExecutor(max_workers=grammars_at_once, thread_name_prefix="kvproof-grammar")
         self._mailboxes: dict[AbstractEventLoop, Mailbox] = {}
         self._num_named = 0
         self._engine = EngineThread(llm, restarts)

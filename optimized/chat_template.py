@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
 from spec.engine import InvalidRequest
 
-FUEL = 500_000
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 MAX_INPUT_CHARACTERS = 4 << 20
-MAX_OUTPUT_CHARACTERS = 4 << 20
 MAX_MESSAGES = 10_000
 MAX_DEPTH = 64
 
 Message = Mapping[str, Any]
 """A message is JSON with a ``role`` and usually a ``content``."""
+
+
+@dataclass(frozen=True)
+class TemplateLimits:
+    """What a template may spend: steps, and characters of text."""
+
+    fuel: int = 500_000
+    max_characters: int = 4 << 20
 
 
 class BadTemplate(InvalidRequest):
@@ -39,6 +46,7 @@ def render(
     add_generation_prompt: bool = True,
     bos_token: str = "",
     eos_token: str = "",
+    limits: TemplateLimits | None = None,
     **variables: Any,
 ) -> str:
     """The text of a conversation, with the helpers that ``transformers`` gives to templates.
@@ -55,9 +63,10 @@ def render(
     _check_size((messages, variables))
     import minijinja
 
+    limits = limits or TemplateLimits()
     said: list[str] = []
     try:
-        text: str = _environment(said).render_str(
+        text: str = _environment(said, limits.fuel).render_str(
             template,
             messages=_frozen(messages),
             add_generation_prompt=add_generation_prompt,
@@ -70,14 +79,14 @@ def render(
             raise BadTemplate(f"the chat template refuses these messages: {said[0]}") from error
         reason = error.message if isinstance(error, minijinja.TemplateError) else str(error)
         raise BadTemplate(f"the chat template cannot be rendered: {_one_line(reason)}") from error
-    if len(text) > MAX_OUTPUT_CHARACTERS:
+    if len(text) > limits.max_characters:
         raise BadTemplate(
-            f"the chat template makes {len(text):,} characters, at most {MAX_OUTPUT_CHARACTERS:,} are allowed"
+            f"the chat template makes {len(text):,} characters, at most {limits.max_characters:,} are allowed"
         )
     return text
 
 
-def _environment(said: list[str]) -> Any:  # minijinja's class is untyped where it matters
+def _environment(said: list[str], fuel: int) -> Any:  # minijinja's class is untyped where it matters
     """A sandbox with the helpers; ``said`` gets what the template raises."""
     import minijinja
 
@@ -90,7 +99,7 @@ def _environment(said: list[str]) -> Any:  # minijinja's class is untyped where 
 
     environment = minijinja.Environment(
         debug=False,
-        fuel=FUEL,
+        fuel=fuel,
         filters={"tojson": _to_json},
         globals={"raise_exception": raise_exception, "strftime_now": strftime_now},
         auto_escape_callback=_no_escape,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from optimized.chat_template import TemplateLimits
     from optimized.tokenizer import Tokenizer
 
 MAX_LAYERS = 1024
@@ -145,6 +146,7 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
+    template_limits: TemplateLimits | None = None
 
     @property
     def name(self) -> str:
@@ -181,6 +183,7 @@ class Checkpoint:
             tools=tools,
             bos_token=bos or "",
             eos_token=eos or "",
+            limits=self.template_limits,
         )
 
 

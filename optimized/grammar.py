@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 TRIAL = Path(__file__).with_name("grammar_trial.py")
 TRIAL_S = 20
-"""The trial ends itself after two seconds of its processor's time; this is for a machine that gives it none."""
+"""The trial ends itself after so much of its processor's time; this is for a machine that gives it none."""
 
-MAX_KEPT = 256
-"""Grammars that are kept, in case somebody asks for the same again."""
+BYTES_OF_ONE, BYTES_PER_BYTE = 24 << 10, 64
+"""What a grammar that is kept takes, and more for each byte of it: as measured with llguidance 1.9, a bit more."""
 
 Bools = npt.NDArray[np.bool_]
 Key = tuple[str, str]
@@ -48,12 +48,21 @@ class GrammarStopped(NoToken):
         super().__init__(f"{STOPPED}: {why}")
 
 
-class Grammar:
-    """What answers look like: the beginning of each."""
+@dataclass(frozen=True)
+class GrammarLimits:
+    """What may be spent on grammars: milliseconds of a processor's time to make one, and memory for those that are kept."""
 
-    def __init__(self, begin: LLMatcher, vocab_size: int) -> None:
+    cpu_ms: int = 2000
+    cache_bytes: int = 64 << 20
+
+
+class Grammar:
+    """What answers look like: the beginning of each. ``num_bytes`` is about what it takes in memory."""
+
+    def __init__(self, begin: LLMatcher, vocab_size: int, num_bytes: int = 0) -> None:
         self.begin = begin
         self.vocab_size = vocab_size
+        self.num_bytes = num_bytes
 
     def progress(self) -> Progress:
         """An answer that has not begun."""
@@ -101,6 +110,8 @@ class Grammars:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self.limits = GrammarLimits()
+        self.num_kept_bytes = 0
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
@@ -113,11 +124,17 @@ class Grammars:
         if found is None:
             found = self._made(asked)
         with self._lock:
-            self._kept[key] = found
-            self._kept.move_to_end(key)
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._keep(key, found)
         return found
+
+    def _keep(self, key: Key, found: Grammar) -> None:
+        """In case somebody asks for the same again; those that nobody has asked for the longest go first. With the lock."""
+        if (before := self._kept.pop(key, None)) is not None:
+            self.num_kept_bytes -= before.num_bytes
+        self._kept[key] = found
+        self.num_kept_bytes += found.num_bytes
+        while self.num_kept_bytes > self.limits.cache_bytes:
+            self.num_kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
     def _made(self, asked: StructuredOutputsParams) -> Grammar:
         with self._lock:
@@ -125,8 +142,10 @@ class Grammars:
                 self._tokenizer = _tokenizer(self._checkpoint)
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, _tried(asked), log_level=0, limits=limits())
-        grammar = Grammar(matcher, self._checkpoint.config.vocab_size)
+        form = _tried(asked, self.limits.cpu_ms)
+        matcher = LLMatcher(self._tokenizer, form, log_level=0, limits=limits())
+        num_bytes = BYTES_OF_ONE + BYTES_PER_BYTE * (len(form.encode()) + len(asked.text.encode()))
+        grammar = Grammar(matcher, self._checkpoint.config.vocab_size, num_bytes)
         try:
             grammar.progress().allowed(())
         except GrammarStopped as error:
@@ -153,15 +172,18 @@ def _tokenizer(checkpoint: Checkpoint) -> LLTokenizer:
         ) from error
 
 
-def _tried(asked: StructuredOutputsParams) -> str:
+def _tried(asked: StructuredOutputsParams, cpu_ms: int) -> str:
     """The grammar in llguidance's own form, after a process of its own has made it within its limits."""
-    command, said = [sys.executable, "-P", str(TRIAL)], json.dumps({"kind": asked.kind, "text": asked.text})
+    command, said = (
+        [sys.executable, "-P", str(TRIAL)],
+        json.dumps({"kind": asked.kind, "text": asked.text, "cpu_ms": cpu_ms}),
+    )
     try:
         done = subprocess.run(command, input=said, capture_output=True, timeout=TRIAL_S, text=True, check=False)
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode != 0:
-        raise asked.refused(_short(asked.text), "a grammar that takes less time and memory to make")
+        raise asked.too_complex(_short(asked.text), "a grammar that takes less time and memory to make")
     found = json.loads(done.stdout)
     if "error" in found:
         raise asked.refused(_short(asked.text), f"a {asked.kind} that can be followed: {_plain(found['error'])}")

@@ -99,7 +99,7 @@ class LLM:
         path = Path(model) if isinstance(model, str | os.PathLike) else None
         self.checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(path)
         self.seed = seed
-        self._grammars = Grammars(self.checkpoint)
+        self.grammars = Grammars(self.checkpoint)
         self._core = make_core(self.checkpoint, args, make_observer)
         self._open: dict[RequestId, OpenRequest] = {}
         self._names: dict[str, OpenRequest] = {}
@@ -214,7 +214,7 @@ class LLM:
 
     def grammar_of(self, params: SamplingParams) -> Grammar | None:
         """What answers must look like, made and kept for ``add_request``, which may take seconds; any thread may ask."""
-        return None if params.structured_outputs is None else self._grammars.grammar(params.structured_outputs)
+        return None if params.structured_outputs is None else self.grammars.grammar(params.structured_outputs)
 
     def add_request(
         self,

@@ -15,6 +15,10 @@ MAX_CHOICES = 1024
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
+class TooComplex(InvalidField):
+    """A grammar is longer or deeper, or takes more to make, than is spent on one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """Exactly one of five ways to say what every answer looks like; names and meanings are vLLM's.
@@ -47,7 +51,7 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", self._checked_schema())
         size = len(self.text)
         if size > MAX_CHARACTERS:
-            raise self.refused(f"{size:,} characters long", f"at most {MAX_CHARACTERS:,} long")
+            raise self.too_complex(f"{size:,} characters long", f"at most {MAX_CHARACTERS:,} long")
 
     @property
     def kind(self) -> str:
@@ -60,9 +64,18 @@ class StructuredOutputsParams:
         said = getattr(self, self.kind)
         return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
 
+    @property
+    def depth(self) -> int:
+        """How deep a schema is nested; 0 for what is none."""
+        return _depth(json.loads(self.text)) if self.kind == "json" else 0
+
     def refused(self, value: object, limit: str) -> InvalidField:
         """The error that says so, under the name that the caller knows."""
         return InvalidField(self.asked_as, value, limit)
+
+    def too_complex(self, value: object, limit: str) -> TooComplex:
+        """The same, for what would take too much."""
+        return TooComplex(self.asked_as, value, limit)
 
     def _checked_choice(self) -> tuple[str, ...]:
         given: object = self.choice
@@ -77,7 +90,7 @@ class StructuredOutputsParams:
         schema: object = self.json
         if isinstance(schema, str):
             if len(schema) > MAX_CHARACTERS:
-                raise self.refused(f"{len(schema):,} characters long", f"at most {MAX_CHARACTERS:,} long")
+                raise self.too_complex(f"{len(schema):,} characters long", f"at most {MAX_CHARACTERS:,} long")
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
@@ -85,7 +98,7 @@ class StructuredOutputsParams:
         if not isinstance(schema, Mapping | bool):
             raise self.refused(_short(schema), "a JSON schema, an object")
         if _depth(schema) > MAX_DEPTH:
-            raise self.refused("nested deeply", f"nested at most {MAX_DEPTH} deep")
+            raise self.too_complex("nested deeply", f"nested at most {MAX_DEPTH} deep")
         try:
             return json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:

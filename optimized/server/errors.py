@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from optimized.engine_thread import EngineBusy, EngineStopped
+from optimized.structured_outputs import TooComplex
 from spec.engine import InvalidField, InvalidRequest, PromptTooLong
 
 TYPES = {
@@ -63,6 +64,8 @@ def told(error: Exception) -> RequestError:
     """What a caller is told of an error. Of one that is ours no detail leaves the server."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, TooComplex):
+        return RequestError(400, "grammar_too_complex", str(error), error.field)
     if isinstance(error, InvalidField):
         code = "context_length_exceeded" if "max_model_len" in str(error) else "invalid_value"
         return RequestError(400, code, str(error), error.field if error.field.isidentifier() else "prompt")

@@ -102,13 +102,13 @@ class SamplingFields(Body):
     repetition_penalty: Finite | None = Field(None, ge=0.01, le=100.0)
     min_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
+    stop_token_ids: Many[TokenId] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: Many[TokenId] | None = None
     bad_words: Many[str] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
-    cache_salt: str | None = Field(None, min_length=1, max_length=128, pattern="^[ -~]+$")
+    cache_salt: str | None = Field(None, min_length=1, pattern="^[ -~]+$")
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
     return_token_ids: bool | None = None
     # Said by clients without being asked, and of no meaning here.
@@ -136,6 +136,7 @@ class SamplingFields(Body):
             ("n", self.choices, "max_n"),
             ("stop", len(stop), "max_stop_strings"),
             ("stop", max(map(len, stop), default=0), "max_stop_characters"),
+            ("stop_token_ids", len(self.stop_token_ids or ()), "max_stop_token_ids"),
             ("logit_bias", len(self.logit_bias or ()), "max_logit_biases"),
             ("bad_words", len(self.bad_words or ()), "max_bad_words"),
             ("prompt_logprobs", self.prompt_logprobs or 0, "max_logprobs"),
@@ -144,6 +145,22 @@ class SamplingFields(Body):
             most: int = getattr(limits, limit)
             if count > most:
                 raise RequestError(400, "invalid_value", f"{field}: {count} is more than {most} ({limit})", field)
+
+    def check_structure(self, limits: Limits) -> None:
+        """Raise for a grammar that is more than this server makes."""
+        asked = self.structure()
+        if asked is None:
+            return
+        size = len(asked.text.encode("utf-8", "surrogatepass"))
+        by_kind = {"regex": "max_regex_bytes", "json": "max_schema_bytes"}
+        for what, count, limit in (
+            (f"bytes of {asked.kind}", size, by_kind.get(asked.kind, "max_grammar_bytes")),
+            ("brackets inside each other", asked.depth, "max_schema_depth"),
+        ):
+            most: int = getattr(limits, limit)
+            if count > most:
+                message = f"{asked.asked_as}: {count:,} {what} are more than {most:,} ({limit})"
+                raise RequestError(400, "grammar_too_complex", message, asked.asked_as)
 
     def check_stream(self) -> None:
         """Raise if options of a stream are given where there is none."""

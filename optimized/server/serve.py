@@ -9,13 +9,15 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 import uvicorn
 
 from optimized.async_llm import AsyncLLM
 from optimized.capacity import pool_sentence
+from optimized.chat_template import TemplateLimits
+from optimized.grammar import GrammarLimits
 from optimized.llm import LLM
 from optimized.server.app import make_app
 from optimized.server.connection import connection_class
@@ -121,7 +123,12 @@ def serve(
 def make_engine(llm: LLM, limits: Limits) -> AsyncLLM:
     """The engine with the server's queue."""
     most_tokens = limits.max_num_queued_tokens or FULL_STEPS * llm.config.max_num_batched_tokens
-    return AsyncLLM(llm, limits.max_num_queued_reqs, most_tokens, restarts=True)
+    llm.grammars.limits = GrammarLimits(limits.grammar_timeout_ms, limits.grammar_cache_bytes)
+    of_templates = TemplateLimits(limits.template_fuel, limits.max_template_characters)
+    llm.checkpoint = replace(llm.checkpoint, template_limits=of_templates)
+    return AsyncLLM(
+        llm, limits.max_num_queued_reqs, most_tokens, restarts=True, grammars_at_once=limits.max_grammars_at_once
+    )
 
 
 def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Config:

@@ -43,6 +43,9 @@ from optimized.server.tools import GrowingCall
 COMPLETION_TOKENS = 16
 """The most tokens of a completion, unless asked for: OpenAI's default."""
 
+LONGEST_TOKEN = 64
+"""Characters of a token: what is longer than so many of these is not read before it is refused."""
+
 Indexed: TypeAlias = tuple[int, RequestOutput]
 logger = logging.getLogger(__name__)
 encode = msgspec.json.Encoder().encode
@@ -70,6 +73,10 @@ class Service:
 
     def salt(self, body: SamplingFields, key: bytes) -> None:
         """Callers with different keys share no cached blocks: how fast an answer begins would tell what others asked."""
+        size, most = len(body.cache_salt or ""), self.limits.max_cache_salt
+        if size > most:
+            message = f"cache_salt: {size} characters are more than {most} (max_cache_salt)"
+            raise RequestError(400, "invalid_value", message, "cache_salt")
         if key and self._secret is not None:
             own = hmac.new(self._secret, key, "sha256").hexdigest()
             body.cache_salt = f"{own} {body.cache_salt or ''}"
@@ -106,7 +113,7 @@ class Service:
 
     async def complete(self, body: CompletionRequest, request_id: str) -> CompletionAnswer:
         """All answers at once."""
-        prompts, params = self._completion(body)
+        prompts, params = await self._completion(body)
         self._say(request_id, prompts, params)
         outputs = await self._all(prompts, params, body)
         choices = []
@@ -142,7 +149,7 @@ class Service:
 
     async def stream_completion(self, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
         """Events of all answers, mixed as they come. Raises before the first one if the request is refused."""
-        prompts, params = self._completion(body)
+        prompts, params = await self._completion(body)
         self._say(request_id, prompts, params)
         head = {
             "id": f"cmpl-{request_id}",
@@ -176,11 +183,12 @@ class Service:
 
         return await self._events(prompts, params, body, head, chunks)
 
-    def _completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
+    async def _completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
         self.check_model(body.model)
         body.check()
         prompts: list[Prompt] = list(body.prompts())
         body.check_limits(self.limits, logprobs=body.logprobs)
+        await self._check_costs(body)
         self._check_counts(len(prompts), body.choices)
         asked = body.prompt_logprobs if body.prompt_logprobs is not None else body.logprobs if body.echo else None
         return prompts, body.sampling(body.max_tokens or COMPLETION_TOKENS, body.logprobs, asked)
@@ -263,12 +271,26 @@ class Service:
         self.check_model(body.model)
         body.check()
         body.check_limits(self.limits, top_logprobs=body.top_logprobs)
+        await self._check_costs(body)
         self._check_counts(1, body.choices)
         params = body.sampling(
             body.most_tokens, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
         )
         begin = body.add_generation_prompt is not False
         return [await self.engine.chat_prompt(body.conversation(), begin, body.told_tools())], params
+
+    async def _check_costs(self, body: SamplingFields) -> None:
+        """Raise for bad words of more tokens than are taken, and a grammar that is too large. A token has a byte at least."""
+        body.check_structure(self.limits)
+        words, most = body.bad_words or (), self.limits.max_bad_word_tokens
+        count = 0
+        for word in words:
+            if len(word) > LONGEST_TOKEN * most:
+                count = most + 1
+            count += len(await self.engine.tokenize(word, False)) if count <= most else 0
+        if count > most:
+            message = f"bad_words: they have more than {most} tokens (max_bad_word_tokens)"
+            raise RequestError(400, "invalid_value", message, "bad_words")
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ import pytest
 
 from optimized import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from optimized.checkpoint import Checkpoint
-from optimized.grammar import Grammars
+from optimized.grammar import BYTES_OF_ONE, GrammarLimits, Grammars
 from optimized.model_core import EngineArgs
+from optimized.structured_outputs import TooComplex
 from spec.engine import InvalidField, InvalidRequest
 
 SCHEMA = {
@@ -205,3 +206,33 @@ def test_the_reference_engine_says_that_it_has_no_grammars(tiny: Checkpoint) -> 
     assert EngineArgs().block_size != llm.config.block_size
     with pytest.raises(InvalidField, match="the reference engine knows no other"):
         llm.add_request("one", "hello", asking(StructuredOutputsParams(json_object=True)))
+
+
+def test_grammars_are_kept_as_far_as_there_is_room(tiny: Checkpoint) -> None:
+    grammars = Grammars(tiny)
+    one = grammars.grammar(StructuredOutputsParams(regex="a{1}"))
+    grammars.limits = GrammarLimits(cache_bytes=2 * one.num_bytes)
+    assert BYTES_OF_ONE < one.num_bytes == grammars.num_kept_bytes
+    first, second = (grammars.grammar(StructuredOutputsParams(regex=f"a{{{n}}}")) for n in (1, 2))
+    assert first is one and grammars.num_kept_bytes == 2 * one.num_bytes
+    grammars.grammar(StructuredOutputsParams(regex="a{1}"))
+    third = grammars.grammar(
+        StructuredOutputsParams(regex="a{3}")
+    )  # the second one goes, which was used before the first
+    assert grammars.num_kept_bytes == 2 * one.num_bytes
+    assert grammars.grammar(StructuredOutputsParams(regex="a{1}")) is one
+    assert grammars.grammar(StructuredOutputsParams(regex="a{3}")) is third
+    assert grammars.grammar(StructuredOutputsParams(regex="a{2}")) is not second
+    grammars.limits = GrammarLimits(cache_bytes=0)
+    grammars.grammar(StructuredOutputsParams(regex="a{2}"))
+    assert grammars.num_kept_bytes == 0
+
+
+def test_a_grammar_has_its_time_to_be_made_in(tiny: Checkpoint) -> None:
+    slow = StructuredOutputsParams(regex="(a|b)*a(a|b){60}c" * 3)
+    grammars = Grammars(tiny)
+    grammars.limits = GrammarLimits(cpu_ms=1)
+    with pytest.raises(TooComplex, match="less time and memory"):
+        grammars.grammar(slow)
+    grammars.limits = GrammarLimits(cpu_ms=20_000)
+    assert grammars.grammar(StructuredOutputsParams(regex="ab")).num_bytes > 0

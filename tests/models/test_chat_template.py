@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimized import chat_template
-from optimized.chat_template import BadTemplate, render
+from optimized.chat_template import BadTemplate, TemplateLimits, render
 from optimized.checkpoint import Checkpoint, random_checkpoint
 from spec.engine import InvalidRequest
 from tests.models.tiny_files import TINY
@@ -95,9 +95,10 @@ def test_a_hostile_or_broken_template_costs_little_and_is_one_sentence(template:
 
 
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_OUTPUT_CHARACTERS", 10)
     with pytest.raises(BadTemplate, match="makes 12 characters, at most 10 are allowed"):
-        render(HELLO, "x" * 12)
+        render(HELLO, "x" * 12, limits=TemplateLimits(max_characters=10))
+    with pytest.raises(BadTemplate, match="fuel"):
+        render(HELLO, "{% for i in range(100) %}x{% endfor %}", limits=TemplateLimits(fuel=50))
     monkeypatch.setattr(chat_template, "MAX_TEMPLATE_CHARACTERS", 5)
     with pytest.raises(BadTemplate, match="has 6 characters, at most 5 are allowed"):
         render(HELLO, "x" * 6)
