@@ -230,6 +230,7 @@ def serve(
     del config, enable_request_id_headers  # it has been read before anything else; they are always sent
     from optimized.block_residency import BlockResidency
     from optimized.cli.live_map import live_map
+    from optimized.cli.lossy_trace import LossyTraces
     from optimized.llm import LLM
     from optimized.model_choice import chosen_checkpoint
     from optimized.model_core import EngineArgs
@@ -253,10 +254,12 @@ def serve(
         ssl_ca_certs=ssl_ca_certs,
         ssl_cert_reqs=ssl_cert_reqs,
     )
+    traces = LossyTraces()
     front = Front(
         shared_prefix_cache=shared_prefix_cache,
         renderer=live_map() if ui else None,
         self_check=self_check.value,
+        num_lost_events=None if trace is None else lambda: traces.num_lost,
         residency=BlockResidency(kv_cache_metrics_sample) if kv_cache_metrics else None,
         root_path=root_path,
         disable_fastapi_docs=disable_fastapi_docs,
@@ -290,7 +293,7 @@ def serve(
     source = context.get_parameter_source("api_key")
     if api_key and source is not None and source.name == "COMMANDLINE":
         say("warning: others on this machine see the key in the process list, --api-key-file keeps it from them")
-    with Watch("optimized", self_check, trace, residency=front.residency) as watch:
+    with Watch("optimized", self_check, trace, residency=front.residency, traces=traces) as watch:
         checkpoint = chosen_checkpoint(model, revision, tokenizer, chat_template)
         llm = LLM(checkpoint, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
         names = served_model_name or [llm.checkpoint.name, "default"]

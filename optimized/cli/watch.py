@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from optimized.block_residency import BlockResidency
     from optimized.checkpoint import Checkpoint
+    from optimized.cli.lossy_trace import LossyTraces
     from optimized.model_core import EngineArgs, MakeObserver, TorchCore
     from spec.batches import Computed
     from spec.choices import Choices
@@ -43,12 +44,15 @@ class Watch:
         trace: Path | None,
         kv_events: Path | None = None,
         residency: BlockResidency | None = None,
+        traces: LossyTraces | None = None,
     ) -> None:
+        """A ``trace`` that can not be written ends the engine, unless it is one of ``traces``."""
         self.engine = engine
         self.self_check = self_check
         self.trace = trace
         self.kv_events = kv_events
         self.residency = residency
+        self.traces = traces
         self._writer: Writer | None = None
         self._num_made = 0
         self._kv_log: TextIO | None = None
@@ -69,8 +73,13 @@ class Watch:
             path = self.trace if self._num_made == 1 else self.trace.with_name(f"{self.trace.name}.{self._num_made}")
             if self._writer is not None:
                 self._writer.close()
-            self._writer = Writer(path, config, self.engine, choices)
-            observers.append(self._writer)
+            if self.traces is None:
+                self._writer = Writer(path, config, self.engine, choices)
+            else:
+                is_first = self._num_made == 1
+                self._writer = self.traces.begin(path, config, self.engine, choices, is_first=is_first)
+            if self._writer is not None:
+                observers.append(self._writer)
         if self.self_check is SelfCheck.SAMPLED:
             observers.append(Sampled(config, self.engine, choices))
         elif self.self_check is SelfCheck.EVERY_STEP:

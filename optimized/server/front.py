@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from optimized.block_residency import BlockResidency
@@ -19,6 +20,8 @@ class Front:
     """Draws the map of the page at ``/``; without one there is no page."""
     self_check: str = "off"
     """How the engine is judged while it serves."""
+    num_lost_events: Callable[[], int] | None = None
+    """How many of the engine's events could not be written down, if they are."""
     residency: BlockResidency | None = None
     """How long blocks keep what is in them, if somebody looks."""
     root_path: str = ""

@@ -146,6 +146,8 @@ class Metrics:
         intervals, tokens = self._engine.histograms()
         yield self._buckets("vllm:inter_token_latency_seconds", "Time between two tokens.", intervals)
         yield self._buckets("vllm:iteration_tokens_total", "Tokens that a step computes.", tokens)
+        if (num_lost := self._front.num_lost_events) is not None:
+            yield self._total("kvproof:trace_events_lost", "Events that no trace has.", num_lost())
         if (residency := self._front.residency) is not None:
             yield self._buckets("vllm:kv_block_lifetime_seconds", "From when it is taken on.", residency.lifetimes)
             yield self._buckets("vllm:kv_block_idle_before_evict_seconds", "Since it was hit.", residency.idle_times)
