@@ -239,7 +239,8 @@ def suite(engine: str, *more: str, folder: Path = ROOT) -> subprocess.CompletedP
 
 @pytest.mark.slow
 def test_our_triton_kernel_passes_in_the_interpreter():
-    done = suite("spec.conformance.adapters.kernels_attention:triton_interpreted", "--conformance-max-examples", "20")
+    count = "200" if os.environ.get("KVPROOF_TIER") == "soak" else "8"
+    done = suite("spec.conformance.adapters.kernels_attention:triton_interpreted", "--conformance-max-examples", count)
     assert done.returncode == 0, done.stdout
     assert "30 passed" in done.stdout
 
