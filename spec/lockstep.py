@@ -200,6 +200,8 @@ def call(move: Move, pool: Pool, state: State, judge: StepJudge) -> State | None
     except Exception as error:  # noqa: BLE001  whatever a broken pool does
         raise Differs(f"the call raised {error!r}") from None
     if isinstance(answer, Admission) or isinstance(expected, Admission):
+        if not isinstance(answer, Admission):  # what is done without room breaks a rule, most often
+            judge_state(_follow(state, answer, shown, judge))
         _same_refusal(answer, expected)
         if (shown := observe(state, shown)) != state:
             raise _broken(RULES["API-1"], state, move.refusal, shown)

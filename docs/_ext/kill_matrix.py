@@ -128,18 +128,21 @@ class BySuite(Words):
         )
         made = f"Recorded on {recorded['date']} at commit {recorded['commit']}: ``{recorded['command']}``."
         why = recorded["no_door"]
-        rows = [(f":rule:`{m.killer}`", m.name, m.package, why.get(m.name) or fate(death)) for m, death in deaths]
+        rows = [
+            (f":rule:`{m.killer}`", m.name, m.package, why.get(m.name) or fate(death, m.killer)) for m, death in deaths
+        ]
         return f"{counts} {made}\n\n{table(('rule', 'mutant', 'of', 'there'), rows, (12, 42, 10, 36))}"
 
 
-def fate(death: dict | None) -> str:
-    """What became of a mutant in the suite."""
+def fate(death: dict | None, rule: str) -> str:
+    """What became of a mutant in the suite. What an engine shows may break another rule than what another judge is told."""
     if death is None:
         return "not recorded"
     before = ", ".join(f"``{killer}``" for killer in death["killers"] if killer != death["rule"])
     if death["test"] is not None:
         test = death["test"].partition("::")[2]
-        return f"``{test}`` fails" + (f", after failures by {before}" if before else "")
+        fails = "fails" if death["rule"] == rule else f"fails by {links([death['rule']])}"
+        return f"``{test}`` {fails}" + (f", after failures by {before}" if before else "")
     return f"dies by {before}" if before else "its time was over" if death["is_cut"] else "survives"
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from spec.conformance.attacker import Attacked
 from spec.conformance.declared import try_engine, try_pool
-from spec.conformance.door import judged_engine, judged_pool
+from spec.conformance.door import judged_engine, judged_pool, watched_engine
+from spec.conformance.fixed import FixedStory
 from spec.conformance.hunt import Hunt, hunt_engine, hunt_pool, narrowed, walk_pool
 from spec.conformance.suite import NO_ATTACK, NO_SERVER, SECURITY, Suite
 from spec.conformance.target import Kind, Target
+from spec.conformance.watched import takes_an_observer
 from spec.engine import Capability, EngineFactory, PoolFactory, Profile
 from spec.scope import Scope, needs
 
@@ -97,6 +99,56 @@ def drive_pool(suite: Suite, request: pytest.FixtureRequest) -> Callable[..., No
         hunt_pool(hunt, profile, suite.max_examples, request.node.originalname)
 
     return drive
+
+
+def skip_unless_told(story: FixedStory, profile: Profile) -> None:
+    """Skip the test if an engine or a pool of this profile is not told the story."""
+    if (lacking := story.lacking(profile)) is not None:
+        pytest.skip(lacking)
+
+
+@pytest.fixture
+def tell_engine(suite: Suite) -> Callable[[FixedStory], None]:
+    """Tells an engine a fixed story."""
+    target = suite.target(Kind.ENGINE)
+    factory, profile = cast(EngineFactory, target.call), profile_of(target)
+
+    def tell(story: FixedStory) -> None:
+        skip_unless_told(story, profile)
+        suite.trial(target, lambda: try_engine(factory, *story.needed))
+        Hunt(target, suite.setting(target), partial(judged_engine, factory), suite.check_time).tell(story, profile)
+
+    return tell
+
+
+@pytest.fixture
+def tell_watched(suite: Suite) -> Callable[[FixedStory], None]:
+    """Tells an engine a fixed story, and hears the engine's own events."""
+    target = suite.target(Kind.ENGINE)
+    factory, profile = cast(EngineFactory, target.call), profile_of(target)
+    if not takes_an_observer(factory):
+        pytest.skip(f"{target.name} has no parameter observer: it does not tell its events")
+
+    def tell(story: FixedStory) -> None:
+        skip_unless_told(story, profile)
+        setting = suite.setting(target, "watched_engine")
+        Hunt(target, setting, partial(watched_engine, factory), suite.check_time).tell(story, profile)
+
+    return tell
+
+
+@pytest.fixture
+def tell_pool(suite: Suite) -> Callable[[FixedStory], None]:
+    """Tells a pool a fixed story."""
+    target = suite.target(Kind.POOL)
+    factory, profile = cast(PoolFactory, target.call), profile_of(target)
+
+    def tell(story: FixedStory) -> None:
+        skip_unless_told(story, profile)
+        suite.trial(target, lambda: try_pool(factory, *story.needed))
+        Hunt(target, suite.setting(target), partial(judged_pool, factory), suite.check_time).tell(story, profile)
+
+    return tell
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from spec.conformance.guard import CALL_LIMIT_S, GuardedEngine, GuardedPool
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import next_token
 from spec.conformance.pools import JudgedPool
+from spec.conformance.watched import WatchedEngine
 from spec.engine import Capability, EngineFactory, PoolFactory
 from spec.vocabulary import Config
 
@@ -12,6 +13,11 @@ def judged_engine(make: EngineFactory, config: Config, limit_s: float = CALL_LIM
     """An engine of this factory. Its calls raise ``RuleViolation`` where a rule is broken, and ``AdapterFault`` where
     the adapter does not keep to the protocol; a call that takes longer than ``limit_s`` does not."""
     return JudgedEngine(GuardedEngine(make, config, limit_s), config)
+
+
+def watched_engine(make: EngineFactory, config: Config, limit_s: float = CALL_LIMIT_S) -> WatchedEngine:
+    """The same of an engine that tells its events to an observer: the factory has a parameter of that name."""
+    return WatchedEngine(make, config, limit_s)
 
 
 def judged_pool(make: PoolFactory, config: Config, limit_s: float = CALL_LIMIT_S) -> JudgedPool:

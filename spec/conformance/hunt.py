@@ -9,20 +9,23 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from spec.conformance.door import all_end
+from spec.conformance.fixed import FixedStory
 from spec.conformance.guard import CALL_LIMIT_S, AdapterFault, GuardedPool
 from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import EngineMachine
 from spec.conformance.pools import JudgedPool, PoolMachine
 from spec.conformance.shrink import Calls, shrink
 from spec.conformance.story import Call, Differs, Failed, Recorder, Setting
-from spec.conformance.target import Target
-from spec.engine import Capability, PoolFactory, Profile
+from spec.conformance.target import Kind, Target
+from spec.engine import Capability, InvalidRequest, PoolFactory, Profile
 from spec.lockstep import mistakes, walk
 from spec.rules import RuleViolation
 from spec.scope import Scope
 from spec.vocabulary import AdmissionRule, Config
 
 NUM_STEPS = 30
+FEW_REPLAYS = 300
+"""A fixed story is short, and there are many that may fail."""
 NO_END = "assert all_end(judged)"
 WRONG: Mapping[str, Callable[[object], bool]] = {
     "assert not CALL": bool,
@@ -98,6 +101,24 @@ class Hunt:
             pass  # it has been noted
         if self.failed is not None:
             failed = shrink(self.failed, self.replay)
+            raise failed from failed.why
+
+    def tell(self, story: FixedStory, profile: Profile, most_replays: int = FEW_REPLAYS) -> None:
+        """Tell a fixed story to its end, which for an engine is when everybody has been served. Raises ``Failed``, or
+        ``Incomplete`` when the time is over."""
+        try:
+            recorder = self.begin(story.limits(profile))
+            for call in story.calls:
+                recorder.tell(call)
+            if self.target.kind is Kind.ENGINE and not all_end(cast(JudgedEngine, recorder)):
+                self.note(Differs("these requests never end, or leave something behind", check=NO_END))
+        except InvalidRequest as refusal:
+            method = self.recorder.story[-1].call.method if self.recorder else self.target.call.__name__
+            self.note(AdapterFault(method, f"raised {refusal!r}, and has nothing to refuse"))
+        except FAILURES:
+            pass  # it has been noted
+        if self.failed is not None:
+            failed = shrink(self.failed, self.replay, most_replays)
             raise failed from failed.why
 
     def replay(self, config: Config, calls: Calls) -> Failed | None:

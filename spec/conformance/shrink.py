@@ -15,9 +15,9 @@ Replay: TypeAlias = Callable[[Config, Calls], Failed | None]
 MAX_REPLAYS, MAX_REPLAYS_OF_A_HANG = 2_000, 10
 
 
-def shrink(failed: Failed, replay: Replay) -> Failed:
+def shrink(failed: Failed, replay: Replay, most: int = MAX_REPLAYS) -> Failed:
     """The shortest story that is found from this one. Every change that keeps the failure is kept, until none does."""
-    left = MAX_REPLAYS_OF_A_HANG if "did not return" in str(failed.why) else MAX_REPLAYS
+    left = MAX_REPLAYS_OF_A_HANG if "did not return" in str(failed.why) else most
 
     def better(config: Config, calls: Calls) -> Failed | None:
         nonlocal left

@@ -78,10 +78,10 @@ class Suite:
         if self.budget_s is not None and time.monotonic() - self.begin > self.budget_s:
             raise Incomplete(self.budget_s, done())
 
-    def setting(self, target: Target) -> Setting:
+    def setting(self, target: Target, judge: str = "judged_engine") -> Setting:
         """How a test makes what is judged."""
         module, _, path = target.name.partition(":")
-        judge = "judged_pool" if target.kind is Kind.POOL else "judged_engine"
+        judge = "judged_pool" if target.kind is Kind.POOL else judge
         imports = {module: frozenset({path.partition(".")[0]}), "spec.conformance.door": frozenset({judge})}
         return Setting(f"{judge}({path}, config)", imports)
 

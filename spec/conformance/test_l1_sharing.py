@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from spec.conformance.fixed import FixedStory
+from spec.conformance.fixed_pool import POOL_STORIES
 from spec.engine import Capability as Can
 from spec.scope import CACHE, FLIGHTS, PLAIN, ROLLBACK, SWAP, Scope
 from spec.vocabulary import Config
@@ -13,6 +15,11 @@ Walk = Callable[[Scope], None]
 ALONE = PLAIN - {"fork"}
 THREE = Config(num_blocks=3, block_size=2)
 CACHED = replace(THREE, prefix_cache=True)
+
+
+@pytest.mark.parametrize("story", POOL_STORIES, ids=lambda story: story.name)
+def test_a_fixed_story(tell_pool: Callable[[FixedStory], None], story: FixedStory) -> None:
+    tell_pool(story)
 
 
 @pytest.mark.conformance_requires(Can.FORK, Can.COPY_ON_WRITE)

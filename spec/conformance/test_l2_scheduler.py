@@ -4,9 +4,23 @@ from collections.abc import Callable
 
 import pytest
 
+from spec.conformance.fixed import FixedStory
+from spec.conformance.fixed_scheduler import SCHEDULER_STORIES
 from spec.engine import Capability as Can
 
 Drive = Callable[..., None]
+Tell = Callable[[FixedStory], None]
+every_story = pytest.mark.parametrize("story", SCHEDULER_STORIES, ids=lambda story: story.name)
+
+
+@every_story
+def test_a_fixed_story(tell_engine: Tell, story: FixedStory) -> None:
+    tell_engine(story)
+
+
+@every_story
+def test_a_fixed_story_that_is_told_event_by_event(tell_watched: Tell, story: FixedStory) -> None:
+    tell_watched(story)
 
 
 def test_requests_are_served_in_their_order(drive_engine: Drive) -> None:

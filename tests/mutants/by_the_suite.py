@@ -2,10 +2,10 @@
 
     python -m tests.mutants.by_the_suite [--json FILE] [--seconds 60] [NAME ...]
 
-That is ``pytest --pyargs spec.conformance --engine ...`` with its levels L0 to L3, in this process and without other plugins. Whose
-chapter it is comes first (``FIRST``), then the test of everything that is declared, then the others; the run ends with the
-first failure by the rule that the zoo names, and what failed before that is recorded as well. A test that the time budget
-cuts off is incomplete.
+That is ``pytest --pyargs spec.conformance --engine ...`` with its levels L0 to L3, in this process and without other plugins. The
+test in which it died last comes first, then the fixed stories, then the tests that its chapter is about (``FIRST``), the test of
+everything that is declared, and the others; the run ends with the first failure by the rule that the zoo names, and what
+failed before that is recorded as well. A test that the time budget cuts off is incomplete.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import run
@@ -43,10 +43,14 @@ DOORS = (
 )
 """The factory in the sabotaged package, and in which of its modules it is."""
 LEVELS = "L0,L1,L2,L3"
+RECORDED = ROOT / "docs" / "by_the_suite.json"
 NO_DOOR = {
     mutant.name: "the events that it publishes are at fault, and the protocol has none" for mutant in KV_TOLD_ZOO
 }
 """Mutants that no test of these levels can see, and why."""
+AT_THE_DOOR = {"a block is published before it is full": "CACHE-6"}
+"""The rule by which a mutant dies here, where the zoo names that of another judge: KV events do not say what is computed,
+and an engine shows it."""
 FIRST = {"COW": ("fork",), "CACHE": ("prefix",), "PREEMPT": ("preempted", "gives_way"), "SWAP": ("host_memory",)}
 """Words in the names of the tests that a chapter is about. They save time, and nothing else."""
 
@@ -65,10 +69,11 @@ class Death:
 
 
 class UntilTheRule:
-    """A plugin of pytest's: the test of everything first, and nothing more after the rule that is waited for."""
+    """A plugin of pytest's: the likeliest test first, and nothing more after the rule that is waited for."""
 
-    def __init__(self, mutant: Mutant) -> None:
+    def __init__(self, mutant: Mutant, known: str | None) -> None:
         self.rule = mutant.rule
+        self.known = (known or "").partition("::")[2]
         self.words = telling(mutant)
         self.killers: list[str] = []
         self.test: str | None = None
@@ -81,8 +86,9 @@ class UntilTheRule:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=self._turn)
 
-    def _turn(self, item: pytest.Item) -> tuple[int, bool]:
-        return -sum(word in item.name for word in self.words), "everything" not in item.name
+    def _turn(self, item: pytest.Item) -> tuple[bool, bool, int, bool]:
+        matches = sum(word in item.name for word in self.words)
+        return item.name != self.known, "fixed" not in item.name, -matches, "everything" not in item.name
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = dict(report.user_properties).get(PROPERTY)
@@ -113,7 +119,7 @@ def telling(mutant: Mutant) -> tuple[str, ...]:
     return words + (("while_another_one_runs", "while_a_step_runs") if mutant in OVERLAP_ZOO else ())
 
 
-def judged(mutant: Mutant, door: str, seconds: float) -> Death:
+def judged(mutant: Mutant, door: str, seconds: float, known: str | None = None) -> Death:
     """Run the suite on the mutant."""
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as folder, sabotaged(mutant, Path(folder)) as package:
@@ -121,7 +127,7 @@ def judged(mutant: Mutant, door: str, seconds: float) -> Death:
         target = f"{'.'.join(filter(None, (package.__name__, module)))}:{factory}"
         own = ["-p", "spec.conformance.plugin", "-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull]
         asked = ["--engine", target, "--conformance-level", LEVELS, "--conformance-time-budget", f"{seconds:g}"]
-        until = UntilTheRule(mutant)
+        until = UntilTheRule(mutant, known)
         pytest.main([*own, "--rootdir", folder, "--pyargs", "spec.conformance", *asked], plugins=[until])
     took = round(time.process_time() - begin, 1)
     return Death(mutant.name, mutant.package, mutant.rule, tuple(until.killers), until.test, until.is_cut, took)
@@ -132,7 +138,13 @@ def chosen(names: list[str]) -> Iterator[tuple[Mutant, str]]:
     for door, zoo in DOORS:
         for mutant in zoo:
             if not names or any(name in mutant.name for name in names):
-                yield mutant, door
+                yield replace(mutant, rule=AT_THE_DOOR.get(mutant.name, mutant.rule)), door
+
+
+def recorded() -> dict[str, str]:
+    """The test in which each mutant died, by its name, as it stands in the book."""
+    rows = json.loads(RECORDED.read_text(encoding="utf-8"))["mutants"]
+    return {row["mutant"]: row["test"] for row in rows if row["test"] is not None}
 
 
 def verdict(death: Death) -> str:
@@ -143,13 +155,34 @@ def verdict(death: Death) -> str:
     return "OUT OF TIME" if death.is_cut else "SURVIVES"
 
 
-def save(deaths: list[Death], path: Path, command: str, commit: str) -> None:
+def line(death: Death) -> str:
+    """A death in one line."""
+    facts = f"{verdict(death):12} {death.rule:11} {death.seconds:6.1f} s  {', '.join(death.killers):30}"
+    return f"{facts} {death.package}: {death.mutant}"
+
+
+def summary(deaths: list[Death]) -> str:
+    named = sum(death.test is not None for death in deaths)
+    dead = sum(bool(death.killers) for death in deaths)
+    return (
+        f"{len(deaths)} mutants judged: {named} die by the rule that is named, {dead - named} by others, "
+        f"{len(deaths) - dead} survive"
+    )
+
+
+def commit() -> str:
+    """What is checked out; with a plus behind it if something is changed."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--exclude", "*", "--abbrev=12", "--dirty=+"]
+    return run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def save(deaths: list[Death], path: Path, command: str) -> None:
     """Record the deaths, under the command, the commit and the day; those that were recorded before stay."""
     known: list[dict[str, object]] = json.loads(path.read_text(encoding="utf-8"))["mutants"] if path.exists() else []
     names = {death.mutant for death in deaths}
     rows = [*(row for row in known if row["mutant"] not in names), *map(asdict, deaths)]
     rows.sort(key=lambda row: (str(row["rule"]), str(row["mutant"])))
-    head = {"command": command, "commit": commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    head = {"command": command, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     path.write_text(json.dumps({**head, "no_door": NO_DOOR, "mutants": rows}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -160,24 +193,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="the time budget of each run")
     args = parser.parse_args()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--exclude", "*", "--abbrev=12", "--dirty=+"]
-    commit = run(asked, capture_output=True, text=True, check=False).stdout.strip()
     command = f"python -m tests.mutants.by_the_suite --json FILE --seconds {args.seconds:g}"
     mutants = list(chosen(args.names))
     random.Random(0).shuffle(mutants)  # a run that is cut short has seen something of everything
-    deaths: list[Death] = []
+    known, deaths = recorded(), list[Death]()
     for mutant, door in mutants:
-        deaths.append(death := judged(mutant, door, args.seconds))
-        facts = f"{verdict(death):12} {death.rule:11} {death.seconds:6.1f} s  {', '.join(death.killers):30}"
-        print(f"{facts} {mutant.package}: {mutant.name}", flush=True)
+        deaths.append(death := judged(mutant, door, args.seconds, known.get(mutant.name)))
+        print(line(death), flush=True)
         if args.json:
-            save(deaths, args.json, command, commit)
-    named = sum(death.test is not None for death in deaths)
-    dead = sum(bool(death.killers) for death in deaths)
-    print(
-        f"{len(deaths)} mutants judged: {named} die by the rule that is named, {dead - named} by others, "
-        f"{len(deaths) - dead} survive"
-    )
+            save(deaths, args.json, command)
+    print(summary(deaths))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,17 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from spec.canonical import Key, canonical
+from spec.conformance.door import watched_engine
 from spec.conformance.judge import Follower, JudgedEngine
 from spec.conformance.machine import machine_for
-from spec.engine import Engine, EngineFactory, InvalidRequest, Pool, StepReport, TokenSource
-from spec.lockstep import NOBODY, mistakes
+from spec.engine import Engine, EngineFactory, InvalidRequest, Pool
+from spec.lockstep import mistakes
 from spec.monitor import Monitor
 from spec.replay import step
 from spec.rules import RuleViolation, broken_rules
 from spec.scope import Move, Scope, moves
 from spec.uncounted import UNCOUNTED
-from spec.vocabulary import Config, Event, Observe, Prefix, SeqId, State, Token, initial_state
+from spec.vocabulary import Config, Event, Observe, State, initial_state
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count()
@@ -84,7 +85,7 @@ def killer(factory: EngineFactory, config: Config | None = None, max_examples: i
 
 def stream_killer(factory: Callable[..., Engine], config: Config | None = None, max_examples: int = 300) -> str:
     """The same of an engine that tells its events one by one, and is looked at while its steps are in flight."""
-    return _first_broken(lambda: _drive(factory, lambda limits: WatchedEngine(factory, limits), config, max_examples))
+    return _first_broken(lambda: _drive(factory, lambda limits: watched_engine(factory, limits), config, max_examples))
 
 
 def pool_killer(factory: Callable[[Config], "ClonedPool"], scope: Scope, max_states: int = 500) -> str:
@@ -137,43 +138,6 @@ def _drive(
         print_blob=False,
     )
     run_state_machine_as_test(Machine, settings=tier)
-
-
-class WatchedEngine(JudgedEngine):
-    """An engine that tells the follower its events itself."""
-
-    def __init__(self, factory: Callable[..., Engine], config: Config) -> None:
-        self.config = config
-        self.follower = Follower(config, "watched")
-        self.engine = factory(config, observer=self.follower)
-        self.follower.state = initial_state(config, self.engine.profile.choices)
-        self.is_sound = True
-
-    def step(self, token_source: TokenSource) -> StepReport:
-        """The device draws a token while the step is in flight: that is the moment to look. An abort of nobody makes
-        the engine show itself."""
-
-        def look(seq: SeqId, tokens: Prefix) -> Token:
-            self.engine.abort(NOBODY)
-            return token_source(seq, tokens)
-
-        with self._call():
-            return self.engine.step(look)
-
-    def begin_step(self) -> StepReport | None:
-        """None if the engine called the step invalid."""
-        with self._call():
-            try:
-                return self._overlapped.begin_step()
-            except InvalidRequest:
-                return None
-
-    def end_step(self, token_source: TokenSource) -> StepReport:
-        with self._call():
-            return self._overlapped.end_step(token_source)
-
-    def _follow(self, events: Iterable[Event]) -> None:
-        """They have been told."""
 
 
 class ClonedPool(Pool, Protocol):

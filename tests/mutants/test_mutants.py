@@ -8,10 +8,13 @@ import pytest
 import optimized
 from reference.engine import make_engine
 from reference.sequence_pool import make_pool
+from spec.conformance.door import judged_pool
 from spec.engine import EngineFactory
 from spec.rules import RULES
 from spec.scope import Scope
 from tests.mutants.ahead_zoo import AHEAD_ZOO
+from tests.mutants.by_story import STORIES, factory, failure
+from tests.mutants.by_the_suite import chosen, recorded
 from tests.mutants.choices_zoo import CHOICES_ZOO
 from tests.mutants.kv_events_zoo import KV_EVENTS_ZOO, kv_events_killer
 from tests.mutants.kv_told_zoo import KV_TOLD_ZOO
@@ -21,6 +24,7 @@ from tests.mutants.pool_zoo import POOL_ZOO
 from tests.mutants.reference_zoo import REFERENCE_ZOO
 from tests.mutants.sabotage import Mutant, killer, pool_killer, sabotaged, stream_killer
 from tests.mutants.stream_zoo import STREAM_ZOO
+from tests.spec import model_engine
 
 CHOOSY_ZOO = [*((mutant, "make_engine_at_schedule") for mutant in CHOICES_ZOO)]
 CHOOSY_ZOO += [(mutant, "make_engine_ahead") for mutant in AHEAD_ZOO]
@@ -35,7 +39,31 @@ ZOO = [
     *KV_EVENTS_ZOO,
     *KV_TOLD_ZOO,
 ]
+DOORED = list(chosen([]))
+FATES = recorded()
+CORRECT = [model_engine.make_engine, model_engine.make_engine_at_schedule, model_engine.make_engine_ahead]
+"""Our two engines go through the suite itself."""
 SCOPES = [scope for i, scope in enumerate(m.scope for m in POOL_ZOO) if scope not in [m.scope for m in POOL_ZOO[:i]]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mutant", "door"), DOORED, ids=[mutant.name for mutant, _ in DOORED])
+def test_a_mutant_dies_by_its_rule_in_a_fixed_story_of_the_suite(mutant: Mutant, door: str, tmp_path: Path) -> None:
+    """In the one that the book names: ``python -m tests.mutants.by_story`` looks for it."""
+    with sabotaged(mutant, tmp_path) as package:
+        assert failure(factory(package, door), FATES[mutant.name]) == mutant.rule
+
+
+def test_the_book_names_a_fixed_story_for_every_mutant_that_has_a_door() -> None:
+    assert {mutant.name for mutant, _ in DOORED} == FATES.keys()
+    assert set(FATES.values()) <= STORIES.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", CORRECT, ids=lambda make: make.__name__)
+def test_an_engine_without_a_fault_comes_to_the_end_of_every_fixed_story(make: EngineFactory) -> None:
+    stories = [test for test, (_, judge) in STORIES.items() if judge is not judged_pool]
+    assert [test for test in stories if failure(make, test) is not None] == []
 
 
 @pytest.mark.slow
