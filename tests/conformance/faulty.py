@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 import reference
-from spec.engine import Admission, Capability, InvalidRequest, Profile, StepReport, TokenSource
-from spec.vocabulary import Config, Request, RequestId, SeqId, State
+from spec.engine import Admission, Capability, InvalidRequest, Observer, Profile, StepReport, TokenSource
+from spec.vocabulary import Append, Config, Event, Request, RequestId, SeqId, State
 
 
 class Adapter:
@@ -244,3 +244,34 @@ class SharesTheLastBlockOnly(Pool):
         events = self.pool.fork(parent, child)
         self.pool.pool.ref_count[self.pool.pool.tables[child][0]] -= 1
         return events
+
+
+class Twice:
+    """An observer that hears each token twice."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.settled = observer.settled
+
+    def event(self, event: Event) -> None:
+        self.observer.event(event)
+        if isinstance(event, Append):
+            self.observer.event(event)
+
+
+class TellsTwice(Adapter):
+    """What it shows is right, and what it tells is not."""
+
+    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+        self.engine = reference.make_engine(config, Twice(observer) if observer is not None else None)
+
+
+class TellsNonsense(Adapter):
+    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+        super().__init__(config)
+        self.observer = observer
+
+    def add(self, request):
+        self.engine.add(request)
+        if self.observer is not None:
+            self.observer.event("a request came")

@@ -26,7 +26,7 @@ from spec.conformance.story import Failed, Setting
 from spec.conformance.target import Kind, Target
 from spec.conformance.watched import takes_an_observer
 from spec.vocabulary import Config
-from tests.mutants.by_the_suite import Death, chosen, line, recorded, save, summary
+from tests.mutants.by_the_suite import Death, chosen, commit, line, recorded, save, summary
 from tests.mutants.sabotage import Mutant, sabotaged
 
 Judge = Callable[..., Any]
@@ -89,13 +89,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose names have this in them")
     parser.add_argument("--json", type=Path, help="record the table there as well, after each mutant")
     args = parser.parse_args()
-    known, deaths = recorded(), list[Death]()
+    known, made_at, deaths = recorded(), commit(), list[Death]()
     for mutant, door in chosen(args.names):
         with tempfile.TemporaryDirectory() as folder:
             deaths.append(death := told(mutant, door, Path(folder), known.get(mutant.name)))
         print(line(death), death.test, flush=True)
         if args.json:
-            save(deaths, args.json, "python -m tests.mutants.by_story --json FILE")
+            save(deaths, args.json, "python -m tests.mutants.by_story --json FILE", made_at)
     print(summary(deaths))
 
 

@@ -176,13 +176,13 @@ def commit() -> str:
     return run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def save(deaths: list[Death], path: Path, command: str) -> None:
+def save(deaths: list[Death], path: Path, command: str, made_at: str) -> None:
     """Record the deaths, under the command, the commit and the day; those that were recorded before stay."""
     known: list[dict[str, object]] = json.loads(path.read_text(encoding="utf-8"))["mutants"] if path.exists() else []
     names = {death.mutant for death in deaths}
     rows = [*(row for row in known if row["mutant"] not in names), *map(asdict, deaths)]
     rows.sort(key=lambda row: (str(row["rule"]), str(row["mutant"])))
-    head = {"command": command, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    head = {"command": command, "commit": made_at, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     path.write_text(json.dumps({**head, "no_door": NO_DOOR, "mutants": rows}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -196,12 +196,12 @@ def main() -> None:
     command = f"python -m tests.mutants.by_the_suite --json FILE --seconds {args.seconds:g}"
     mutants = list(chosen(args.names))
     random.Random(0).shuffle(mutants)  # a run that is cut short has seen something of everything
-    known, deaths = recorded(), list[Death]()
+    known, made_at, deaths = recorded(), commit(), list[Death]()
     for mutant, door in mutants:
         deaths.append(death := judged(mutant, door, args.seconds, known.get(mutant.name)))
         print(line(death), flush=True)
         if args.json:
-            save(deaths, args.json, command)
+            save(deaths, args.json, command, made_at)
     print(summary(deaths))
 
 
