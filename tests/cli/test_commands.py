@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import resource
 import signal
 import tomllib
 from dataclasses import replace
@@ -46,13 +45,14 @@ def test_help_names_what_is_built_and_nothing_else(run: Run) -> None:
 
 
 def test_help_is_fast(process: Process) -> None:
-    before = "import atexit, sys\natexit.register(lambda: print(sorted(set(sys.modules) & {'torch', 'numpy'})))"
-    started = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Counted and not timed: what it imports is what it takes."""
+    before = (
+        "import atexit, sys\natexit.register(lambda: print(len(sys.modules), {'torch', 'numpy'} & sys.modules.keys()))"
+    )
     out, _ = process("--help", before=before).communicate()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = used.ru_utime + used.ru_stime - started.ru_utime - started.ru_stime
-    assert out.endswith("[]\n")
-    assert seconds < 0.5, f"{seconds} s of processor time"
+    num_modules, slow = out.splitlines()[-1].split(maxsplit=1)
+    assert slow == "set()"
+    assert int(num_modules) < 500
 
 
 def test_the_version_is_that_of_the_distribution(run: Run) -> None:
