@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from optimized.placement import longest_hit
 from optimized.pool import BlockPool, blocks_needed
 from optimized.sequences import LiveRequest, LiveSeq
-from spec.vocabulary import AdmissionRule, BlockId, Config
+from spec.vocabulary import AdmissionRule, BlockId, Config, Policy
 
 
 def may_admit(
@@ -18,25 +18,46 @@ def may_admit(
 
     ``num_seats`` are those that nobody has taken, ``budget`` the tokens that the step has left.
     """
-    if head.num_seats > num_seats:
+    if head.num_seats > num_seats or (config.policy is Policy.STATIC and has_begun(running)):
         return False
     spare = pool.num_free - blocks_owed(config, pool, running) - (config.watermark_blocks if running else 0)
-    wanted = blocks_wanted(config, pool, head, budget)
+    wanted = blocks_wanted(config, pool, head, min(budget, share(config)))
     if wanted <= spare or pool.cache is None or config.admission_rule is AdmissionRule.NO_EVICT:
         return wanted <= spare  # a promise to the end can not count on what others hold
     # What it hits in blocks that somebody holds already need not be free. To look comes last, since it costs most.
     return wanted - sum([pool.num_in_use(longest_hit(pool, seq)) for seq in head.seqs]) <= spare
 
 
+def share(config: Config) -> int:
+    """The most tokens of one sequence in one step (SCHED-27): the budget, divided among those that may be computed in
+    parts. With one of them that is the whole budget."""
+    return -(-config.max_num_batched_tokens // config.max_num_partial_prefills)
+
+
+def has_begun(running: Sequence[LiveRequest]) -> bool:
+    """Whether somebody of a static batch has got a token. O(running sequences)."""
+    return any(len(seq.tokens) > len(request.request.prompt) for request in running for seq in request.seqs)
+
+
 def blocks_owed(config: Config, pool: BlockPool, running: Sequence[LiveRequest]) -> int:
     """The blocks that the running requests may still ask for, as far as the admission rule looks ahead.
 
     Under PROMPT that is none: while there is budget left, every running sequence has room for all of its tokens
-    (SCHED-13), and without budget nobody is admitted. Under NO_EVICT it is O(running sequences).
+    (SCHED-13), and without budget nobody is admitted. Where it may have had its share only, and under NO_EVICT, it is
+    O(running sequences).
     """
-    if config.admission_rule is not AdmissionRule.NO_EVICT:
+    if config.admission_rule is AdmissionRule.NO_EVICT:
+        return sum([blocks_promised(config, pool, request) for request in running])
+    if config.admission_rule is AdmissionRule.PROMPT and config.max_num_partial_prefills > 1:
+        return sum([blocks_lacking(config, seq) for request in running for seq in request.seqs])
+    return 0
+
+
+def blocks_lacking(config: Config, seq: LiveSeq) -> int:
+    """The blocks that a sequence of which the step has computed its share needs for the rest of its tokens."""
+    if len(seq.tokens) == seq.num_computed + seq.num_scheduled:
         return 0
-    return sum([blocks_promised(config, pool, request) for request in running])
+    return blocks_needed(len(seq.tokens), config.block_size) - len(seq.table) - seq.num_dropped_blocks
 
 
 def blocks_promised(config: Config, pool: BlockPool, request: LiveRequest) -> int:

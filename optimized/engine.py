@@ -167,6 +167,8 @@ CAPABILITIES = frozenset(
         Capability.WINDOW,
         Capability.ABORT,
         Capability.OVERLAP,
+        Capability.PARTIAL_PREFILLS,
+        Capability.STATIC_BATCHES,
     }
 )
 

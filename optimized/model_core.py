@@ -51,11 +51,14 @@ class EngineArgs:
     ``preemption_mode`` ``swap`` they go there while there is room, with ``recompute`` never, with ``auto`` if a
     ``swap_space`` is given. A request is admitted if there is room for what ``admission_rule`` says and ``watermark_blocks``
     are left: its next step (``optimistic``), all its tokens so far (``prompt``), or all it may ever have (``no_evict``).
+    Under the ``scheduling_policy`` ``static`` nobody is admitted once one of those who run has got a token. With more than
+    one of ``max_num_partial_prefills`` a step computes of each prompt that share of ``max_num_batched_tokens`` at most.
     """
 
     block_size: int = 16
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_num_partial_prefills: int = 1
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
@@ -116,6 +119,7 @@ class EngineArgs:
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs or max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or max_num_batched_tokens,
+            max_num_partial_prefills=self.max_num_partial_prefills,
             max_model_len=longest,
             prefix_cache=self.enable_prefix_caching,
             policy=Policy(self.scheduling_policy),

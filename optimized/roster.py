@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from optimized.admission import may_fork
+from optimized.admission import may_fork, share
 from optimized.counters import Counters
 from optimized.door import check_fork, check_request, room_for_fork
 from optimized.pool import BlockPool
@@ -52,6 +52,7 @@ class Roster:
         self._emit = observer.event if observer is not None else None
         self._promised: set[SeqId] = set()  # ids of sequences that are still to be forked
         self._seats_taken = 0
+        self._share = share(config)
         self._num_arrivals = 0
 
     # --- coming -------------------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ class Scheduler(Roster):
         for request in self.running:
             for seq in request.seqs:
                 if len(seq.tokens) > seq.num_computed + seq.num_scheduled:
-                    return num_blocks_to_place(self.pool, seq, budget, self.config.block_size) <= self.pool.num_free
+                    wanted = num_blocks_to_place(self.pool, seq, self._share, self.config.block_size)
+                    return wanted <= self.pool.num_free
         head = self.waiting.head()
         return head is not None and self._may_admit(budget, head)
 
@@ -132,7 +133,8 @@ class Scheduler(Roster):
 
         False also while another step is in flight: its end may make room, and what it touches would not become free.
         """
-        while num_blocks_to_place(self.pool, seq, step.budget, self.config.block_size) > self.pool.num_free:
+        most = min(step.budget, self._share)
+        while num_blocks_to_place(self.pool, seq, most, self.config.block_size) > self.pool.num_free:
             if self.flights:
                 return False
             victim = self.running[-1]
@@ -142,12 +144,12 @@ class Scheduler(Roster):
         return True
 
     def _place(self, step: StepInFlight, seq: LiveSeq) -> None:
-        """The sequence gets the blocks for its next tokens, as many as the budget allows, and is scheduled."""
+        """The sequence gets the blocks for its next tokens, as many as budget and share allow, and is scheduled."""
         room = seq.num_computed + seq.num_scheduled
         if self.cache is not None and not room:
             self._take_hits(step, seq)
             room = seq.num_computed
-        count = min(len(seq.tokens) - room, step.budget)
+        count = min(len(seq.tokens) - room, step.budget, self._share)
         if must_copy(self.pool, seq, self.config.block_size):
             self._copy_tail(step, seq)
         held = len(seq.table) + seq.num_dropped_blocks

@@ -4,7 +4,7 @@ from collections import Counter
 
 from reference.pool import BlockPool, blocks_needed, num_tokens_with_room
 from reference.roster import Roster
-from spec.vocabulary import AdmissionRule, BlockId, Request, RequestId, SeqId
+from spec.vocabulary import AdmissionRule, BlockId, Config, Policy, Request, RequestId, SeqId
 
 
 def most_tokens_stored(request: Request) -> int:
@@ -73,6 +73,17 @@ def num_hits_in_use(roster: Roster, pool: BlockPool, seq_id: SeqId) -> int:
     return sum(1 for block in longest_hit(roster, pool, seq_id) if pool.ref_count[block] > 0)
 
 
+def share(config: Config) -> int:
+    """The most tokens of one sequence in one step: the budget, divided among those that may be computed in parts."""
+    return -(-config.max_num_batched_tokens // config.max_num_partial_prefills)
+
+
+def batch_is_closed(roster: Roster, config: Config) -> bool:
+    """Whether batches are static, and one of those who run has got a token."""
+    running = [seq_id for request_id in roster.running for seq_id in roster.seqs_of(request_id)]
+    return config.policy is Policy.STATIC and any(roster.seqs[seq_id].num_output_tokens > 0 for seq_id in running)
+
+
 def blocks_wanted(roster: Roster, pool: BlockPool, request_id: RequestId, budget: int) -> int:
     """The free blocks that must be there before a waiting request is admitted."""
     rule, request, size = pool.config.admission_rule, roster.requests[request_id], pool.config.block_size
@@ -92,12 +103,15 @@ def blocks_wanted(roster: Roster, pool: BlockPool, request_id: RequestId, budget
 
 
 def may_admit(roster: Roster, pool: BlockPool, request_id: RequestId, budget: int) -> bool:
-    """Whether seats and blocks suffice. The watermark is left free unless nobody runs."""
+    """Whether seats and blocks suffice, and a static batch is open. The watermark is left free unless nobody runs."""
     if budget == 0 or roster.seats(request_id) > pool.config.max_num_seqs - roster.seats_taken():
+        return False
+    if batch_is_closed(roster, pool.config):
         return False
     owed = sum(blocks_owed(roster, pool, running) for running in roster.running)
     watermark = pool.config.watermark_blocks if roster.running else 0
-    return blocks_wanted(roster, pool, request_id, budget) <= pool.num_free - owed - watermark
+    wanted = blocks_wanted(roster, pool, request_id, min(budget, share(pool.config)))
+    return wanted <= pool.num_free - owed - watermark
 
 
 def may_fork(roster: Roster, pool: BlockPool, parent: SeqId) -> bool:

@@ -52,6 +52,8 @@ PROFILE = Profile(
             Capability.WINDOW,
             Capability.ABORT,
             Capability.OVERLAP,
+            Capability.PARTIAL_PREFILLS,
+            Capability.STATIC_BATCHES,
         }
     ),
     publication=Publication.AFTER_COMPUTE,

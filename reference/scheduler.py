@@ -7,7 +7,7 @@ hit and recomputation are the same thing with different numbers.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from reference.admission import may_admit
+from reference.admission import may_admit, share
 from reference.plan import Plan, Sample, ScheduledSeq, Swap
 from reference.pool import BlockPool, num_tokens_with_room, slots_of
 from reference.roster import Roster
@@ -64,6 +64,7 @@ class Scheduler:
 
     def __init__(self, config: Config, pool: BlockPool, roster: Roster, emit: Emit) -> None:
         self.config = config
+        self.share = share(config)
         self.pool = pool
         self.roster = roster
         self.emit = emit
@@ -97,8 +98,8 @@ class Scheduler:
         return plan, tuple(draft.preempted)
 
     def _schedule_running(self, draft: Draft) -> bool:
-        """Everybody who runs gets what is missing, in the order of service, while budget and blocks last. False if the
-        blocks did not last, also if others were preempted for them."""
+        """Everybody who runs gets what is missing, or a share, in the order of service, while budget and blocks last.
+        False if the blocks did not last, also if others were preempted for them."""
         for request_id in tuple(self.roster.running):
             if request_id not in self.roster.running:
                 return False  # Preempted, and so is everybody behind it (PREEMPT-1).
@@ -121,7 +122,7 @@ class Scheduler:
         return all(self._schedule_seq(draft, seq_id) for seq_id in self.roster.seqs_of(request_id))
 
     def _schedule_seq(self, draft: Draft, seq_id: SeqId) -> bool:
-        """Give a sequence room for its missing tokens, as many as the budget allows, at the cost of newer requests.
+        """Give a sequence room for its missing tokens, as many as budget and share allow, at the cost of newer requests.
 
         False if its own request was the newest, and was preempted; or if a step is in flight, which nobody is preempted
         under: its end may make room, and what it touches would not become free.
@@ -137,7 +138,7 @@ class Scheduler:
             if is_own:
                 return False
         self._take_hits(seq_id)
-        num_tokens = min(self._num_missing(seq_id), draft.budget)
+        num_tokens = min(self._num_missing(seq_id), draft.budget, self.share)
         seqs = self.roster.seqs
         for event in self.pool.extend(seq_id, seqs[seq_id], num_tokens):
             self.emit(event)
@@ -158,7 +159,7 @@ class Scheduler:
         """The free blocks that scheduling the sequence takes: free ones that it hits, new ones, a copy."""
         seq, hits = self.roster.seqs[seq_id], self._hits(seq_id)
         num_hit_tokens = len(hits) * self.config.block_size
-        num_tokens = num_hit_tokens + min(self._num_missing(seq_id) - num_hit_tokens, draft.budget)
+        num_tokens = num_hit_tokens + min(self._num_missing(seq_id) - num_hit_tokens, draft.budget, self.share)
         free_hits = sum(1 for block in hits if self.pool.ref_count[block] == 0)
         return free_hits + self.pool.blocks_to_take(seq_id, seq, num_tokens) - len(hits)
 

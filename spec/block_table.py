@@ -9,6 +9,7 @@ from spec.vocabulary import (
     Allocate,
     BlockId,
     Complete,
+    Config,
     Flight,
     Observe,
     Prefix,
@@ -77,6 +78,22 @@ def num_tokens_ahead(s: State, seq_id: SeqId) -> int:
 def budget_left(s: State, flight: Flight) -> int:
     """The tokens that a step could still compute."""
     return s.config.max_num_batched_tokens - sum(flight.scheduled.values())
+
+
+def share(config: Config) -> int:
+    """The most tokens of one sequence in one step: the whole budget, unless several may be computed in parts.
+
+    So no more are than ``max_num_partial_prefills``: each of them has a share, and but for the last one a whole one.
+
+    >>> share(Config(num_blocks=1, max_num_batched_tokens=512, max_num_partial_prefills=3))
+    171
+    """
+    return -(-config.max_num_batched_tokens // config.max_num_partial_prefills)
+
+
+def share_left(s: State, flight: Flight, seq_id: SeqId) -> int:
+    """The tokens of its share that a step does not compute for the sequence yet."""
+    return share(s.config) - flight.scheduled.get(seq_id, 0)
 
 
 def stands_for(s: State, at: Slot, prefix: Prefix) -> bool:

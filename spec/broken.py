@@ -114,6 +114,7 @@ EMPTY_PAIRS = initial_state(replace(CONFIG, block_size=2))
 EMPTY_TRIPLES = initial_state(replace(CONFIG, block_size=3))
 TWO_BLOCKS_BY_PRIORITY = initial_state(replace(CONFIG, num_blocks=2, policy=Policy.PRIORITY))
 IN_ORDER = initial_state(CONFIG, Choices(eviction_order=EvictionOrder.LRU))
+IN_SHARES = initial_state(replace(CONFIG, max_num_partial_prefills=2))
 RESERVING = initial_state(CONFIG, Choices(num_reserved_blocks=1))
 THREE_SEATS = initial_state(replace(CONFIG, num_blocks=6, max_num_seqs=3))
 PROMISING = initial_state(replace(THREE_SEATS.config, admission_rule=AdmissionRule.NO_EVICT))
@@ -519,6 +520,11 @@ EXAMPLES: tuple[Broken, ...] = (
         *(Allocate(1, 2, (0, 1)), Submit(1)),
     ),
     step_example("SCHED-26", "The sampled token is taken back.", STEP_2, Rollback(0, 1)),
+    BrokenState(
+        "SCHED-27",
+        "Two prompts may be computed in parts, and one of them gets the budget for both.",
+        follow(IN_SHARES, Add(replace(ALICE, prompt=(5, 6))), Begin(1), Admit(0), Allocate(0, 2, (0, 1))),
+    ),
     # attention
     step_example("ATTN-1", "The slots come in the wrong order.", EMPTY, *stored(0, (5, 6), (0, 1)), Read(0, (1, 0))),
     step_example("ATTN-2", "The tokens are right, the block is another sequence's.", EQUALS, Read(0, (1,))),

@@ -73,6 +73,8 @@ class Capability(Enum):
     ROLLBACK = "rollback"
     ABORT = "abort"
     OVERLAP = "overlap"
+    PARTIAL_PREFILLS = "partial_prefills"
+    STATIC_BATCHES = "static_batches"
 
 
 POOL_CAPABILITIES = frozenset(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from spec.block_table import share
 from spec.choices import EvictionOrder, Publication
 from spec.vocabulary import (
     BlockId,
@@ -75,7 +76,7 @@ class Mirror:
 
     def load(self, s: State) -> None:
         """Be this state. O(pool)."""
-        self.config, self.choices = s.config, s.choices
+        self.config, self.choices, self.share = s.config, s.choices, share(s.config)
         self.free = dict.fromkeys(s.free)
         self.ref_count = list(s.ref_count)
         self.tables = dict(s.block_tables)
@@ -266,10 +267,13 @@ class Mirror:
             return False
         return (num_output > 0 and q.tokens[-1] in request.stop_token_ids) or num_output >= request.max_tokens
 
-    def is_behind(self, request_id: RequestId) -> bool:
-        """Whether a sequence of the request has tokens that no step has computed or computes."""
-        mine = map(self.seqs.__getitem__, self.seqs_of[request_id])
-        return any(q.computed + q.scheduled < len(q.tokens) for q in mine)
+    def is_behind(self, request_id: RequestId, live: LiveStep) -> bool:
+        """Whether a sequence of the request has tokens that no step has computed or computes, and not its share of this."""
+        for seq in self.seqs_of[request_id]:
+            q = self.seqs[seq]
+            if q.computed + q.scheduled < len(q.tokens) and live.scheduled.get(seq, 0) < self.share:
+                return True
+        return False
 
     def serves_in_order(self, live: LiveStep) -> bool:
         """Whether the step computes nothing for who is behind somebody it passes over."""

@@ -210,7 +210,7 @@ class Monitor(Mirror):
             return False
         if self.choices.publication is Publication.AT_SCHEDULE:
             return False
-        if any(map(self.is_behind, self.running)) if live.budget else not self.serves_in_order(live):
+        if any(self.is_behind(i, live) for i in self.running) if live.budget else not self.serves_in_order(live):
             return False
         live.submitted = True
         live.tables = [self.tables.get(seq, ()) for seq in (*live.scheduled, *readers)]
@@ -269,7 +269,7 @@ class Monitor(Mirror):
             if self.config.prefix_cache and not table and q.computed == 0 and self._could_hit(q, 0):
                 return False
         if (live := self.open) is not None:
-            if live.budget < num_tokens:
+            if live.budget < num_tokens or self.share < live.scheduled.get(seq, 0) + num_tokens:
                 return False
             live.budget -= num_tokens
             live.scheduled[seq] = live.scheduled.get(seq, 0) + num_tokens

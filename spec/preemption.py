@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from spec.allocator import give_back, take
-from spec.block_table import budget_left, num_tokens_ahead, room, slots_of
+from spec.block_table import budget_left, num_tokens_ahead, room, share_left, slots_of
 from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import copies_owed, growth, move_cells
 from spec.vocabulary import (
     Abort,
     Finish,
+    Flight,
     HostBlockId,
     Observe,
     Preempt,
@@ -154,15 +155,16 @@ def abort(s: State, event: Abort) -> State:
 
 def blocks_for_step(s: State) -> int:
     """The free blocks that the step being scheduled still takes, when in the order of service every running sequence gets
-    room for the tokens that it lacks, as far as the budget goes. A sequence that has nothing yet hits what is cached."""
+    room for the tokens that it lacks, as far as budget and share go. A sequence that has nothing yet hits what is cached."""
     step_id = open_step(s)
-    budget = 0 if step_id is None else budget_left(s, s.flights[step_id])
+    flight = Flight() if step_id is None else s.flights[step_id]
+    budget = 0 if step_id is None else budget_left(s, flight)
     needed, writers = 0, list[SeqId]()
     for i in (i for request_id in s.running for i in seqs_of(s, request_id)):
         seq = s.seqs[i]
         hits = longest_hit(s, i) if s.config.prefix_cache and room(seq) == 0 and not s.block_tables.get(i) else 0
         start = max(room(seq), hits * s.config.block_size)
-        count = min(num_tokens_ahead(s, i) - start, budget)
+        count = min(num_tokens_ahead(s, i) - start, budget, share_left(s, flight, i))
         if count > 0:
             needed += growth(s, i, start + count) - (held_hits(s, i) if hits else 0)
             writers.append(i)

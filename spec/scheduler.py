@@ -2,7 +2,7 @@
 
 from spec.allocator import blocks_needed, give_back
 from spec.answers import Admission
-from spec.block_table import budget_left, is_drawing, num_tokens_ahead, room
+from spec.block_table import budget_left, is_drawing, num_tokens_ahead, room, share, share_left
 from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
@@ -132,17 +132,24 @@ def admission(s: State, request_id: RequestId, budget: int) -> Admission:
     owed = sum(blocks_owed(s, running) for running in s.running)
     spare = len(s.free) - owed - (s.config.watermark_blocks if s.running else 0)
     seats = s.config.max_num_seqs - seats_taken(s)
-    fits = num_seats(s, request_id) <= seats and blocks_wanted(s, request_id, budget) <= spare
+    wanted = blocks_wanted(s, request_id, min(budget, share(s.config)))
+    fits = num_seats(s, request_id) <= seats and wanted <= spare and budget > 0
     in_flight = any(i in flight.stops for flight in s.flights.values() for i in seqs_of(s, request_id))
-    return Admission.NOW if fits and budget > 0 and not in_flight else Admission.LATER
+    return Admission.NOW if fits and not in_flight and not batch_is_closed(s) else Admission.LATER
+
+
+def batch_is_closed(s: State) -> bool:
+    """Whether batches are static, and one of those who run has got a token."""
+    is_static = s.config.policy is Policy.STATIC
+    return is_static and any(q.num_output_tokens > 0 for q in s.seqs.values() if q.request_id in s.running)
 
 
 def passed_over(s: State, flight: Flight) -> list[SeqId]:
-    """The running sequences of which a step that has budget left does not schedule every token."""
+    """The running sequences of which a step that has budget left schedules neither every token nor their share."""
     if budget_left(s, flight) == 0:
         return []
     seq_ids = [i for request_id in s.running for i in seqs_of(s, request_id)]
-    return [i for i in seq_ids if room(s.seqs[i]) < s.seqs[i].num_tokens]
+    return [i for i in seq_ids if room(s.seqs[i]) < s.seqs[i].num_tokens and share_left(s, flight, i) > 0]
 
 
 def add(s: State, event: Add) -> State:
@@ -288,7 +295,7 @@ def only_the_head_is_admitted(before: State, event: Admit, after: State) -> bool
 @step_rule("SCHED-11", corpus="A7 R5")
 def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
     """A request is admitted only when seats and blocks suffice for it, for what those before it are owed, and, unless
-    nobody runs, for the watermark."""
+    nobody runs, for the watermark; and to a static batch only before a request of it has got a token."""
     step_id = open_step(before)
     flight = before.flights[step_id] if step_id is not None else Flight()
     return admission(before, event.request_id, budget_left(before, flight)) is Admission.NOW
@@ -306,8 +313,8 @@ def room_is_not_left_unused(before: State, event: Submit, after: State) -> bool:
 
 @step_rule("SCHED-13", corpus="S3 S8")
 def running_sequences_are_not_passed_over(before: State, event: Submit, after: State) -> bool:
-    """A step that has budget left has scheduled every token of every running sequence, unless another step is in flight
-    and those that are left lack blocks."""
+    """A step that has budget left has scheduled every token of every running sequence, or its share of the budget, unless
+    another step is in flight and those that are left lack blocks."""
     left = passed_over(before, before.flights[event.step_id])
     return not left or (len(before.flights) > 1 and blocks_lacking(before, left) > len(before.free))
 
@@ -400,6 +407,18 @@ def who_is_before_others_is_served_before_them(before: State, event: Submit, aft
 def served_sequences_keep_their_tokens(before: State, event: Rollback, after: State) -> bool:
     """No token of a sequence that a scheduler serves is taken back."""
     return before.seqs[event.seq].request_id not in before.requests
+
+
+@state_rule("SCHED-27", corpus="S1")
+def nobody_gets_more_than_a_share(s: State) -> bool:
+    """Where several prompts may be computed in parts at a time, a step computes of no sequence more than its share of the
+    budget.
+
+    A share is ``max_num_batched_tokens`` divided by ``max_num_partial_prefills``, rounded up. So nobody waits behind the
+    whole of a long prompt, and no more sequences than that are left half computed.
+    """
+    counts = [count for flight in s.flights.values() for count in flight.scheduled.values()]
+    return s.config.max_num_partial_prefills == 1 or all(count <= share(s.config) for count in counts)
 
 
 def is_passed_over(s: State, flight: Flight, request_id: RequestId) -> bool:

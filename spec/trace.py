@@ -168,7 +168,8 @@ class Reader:
         version = read(int, header.get("version"), "version", self._place)
         if not 1 <= version <= VERSION:
             raise self._place.error("version", f"is {version}, this kvproof reads up to version {VERSION}")
-        header = {**header, "choices": _with_usual(header.get("choices", {}))}
+        limits, choices = _with_usual(Config(1), header.get("config")), header.get("choices", {})
+        header = {**header, "config": limits, "choices": _with_usual(USUAL_CHOICES, choices)}
         _same_fields(header, ("format", "version", "engine", "config", "choices"), "", self._place)
         self.engine = read(str, header["engine"], "engine", self._place)
         self.config = read(Config, header["config"], "config", self._place)
@@ -260,10 +261,17 @@ def event_line(event: Event) -> str:
     return _line(encode(event))
 
 
-def _with_usual(choices: object) -> object:
-    """The choices of a log, and the usual ones where it was written before there was a choice."""
-    usual = {each.name: encode(getattr(USUAL_CHOICES, each.name)) for each in fields(Choices)}
-    return {**usual, **choices} if isinstance(choices, dict) else choices
+LATER: Mapping[type, frozenset[str]] = {
+    Choices: frozenset(each.name for each in fields(Choices)),
+    Config: frozenset({"max_num_partial_prefills"}),
+}
+"""Fields that there were not yet when some logs were written."""
+
+
+def _with_usual(usual: Choices | Config, said: object) -> object:
+    """What a log says, and what is usual where it was written before there was a choice."""
+    values = {name: encode(getattr(usual, name)) for name in LATER[type(usual)]}
+    return {**values, **said} if isinstance(said, dict) else said
 
 
 def encode(value: object) -> Json:

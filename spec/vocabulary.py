@@ -43,10 +43,12 @@ class Recovery(Enum):
 
 
 class Policy(Enum):
-    """The order of service: by arrival, or by priority (a smaller number first) and then by arrival."""
+    """The order of service: by arrival, or by priority (a smaller number first) and then by arrival. Static batches are
+    served by arrival too, and nobody joins one once a request of it has got a token."""
 
     FCFS = "fcfs"
     PRIORITY = "priority"
+    STATIC = "static"
 
 
 class AdmissionRule(Enum):
@@ -91,16 +93,13 @@ class Config:
     policy: Policy = Policy.FCFS
     admission_rule: AdmissionRule = AdmissionRule.PROMPT
     recovery: Recovery = Recovery.RECOMPUTE
+    max_num_partial_prefills: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(name, getattr(self, name), "at least 1")
-        for name in ("watermark_blocks", "num_host_blocks"):
-            if getattr(self, name) < 0:
-                raise InvalidConfig(name, getattr(self, name), "at least 0")
-        if self.window is not None and self.window < 1:
-            raise InvalidConfig("window", self.window, "at least 1, or None")
+        for name, value in vars(self).items():
+            least = 0 if name in ("watermark_blocks", "num_host_blocks") else 1
+            if isinstance(value, int) and value < least and name != "prefix_cache":
+                raise InvalidConfig(name, value, f"at least {least}" + ", or None" * (name == "window"))
         if self.watermark_blocks >= self.num_blocks:
             raise InvalidConfig("watermark_blocks", self.watermark_blocks, f"below num_blocks ({self.num_blocks})")
 

@@ -64,6 +64,12 @@ def generate(
     ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="The most sequences that run at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="The most tokens in one step.")] = None,
+    max_num_partial_prefills: Annotated[
+        int, typer.Option(help="So many prompts may be computed in parts at a time, and share a step's tokens.")
+    ] = 1,
+    scheduling_policy: Annotated[
+        str, typer.Option(help="fcfs, or static: nobody joins those who run once one of them has got a token.")
+    ] = "fcfs",
     admission_rule: Annotated[
         str,
         typer.Option(
@@ -117,6 +123,8 @@ def generate(
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_partial_prefills": max_num_partial_prefills,
+        "scheduling_policy": scheduling_policy,
         "admission_rule": admission_rule,
         "watermark_blocks": watermark_blocks,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,

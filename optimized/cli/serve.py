@@ -100,6 +100,13 @@ def serve(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(envvar="KVPROOF_MAX_NUM_BATCHED_TOKENS", help="The most tokens in one step.")
     ] = None,
+    max_num_partial_prefills: Annotated[
+        int,
+        typer.Option(
+            envvar="KVPROOF_MAX_NUM_PARTIAL_PREFILLS",
+            help="So many prompts may be computed in parts at a time, and share a step's tokens.",
+        ),
+    ] = 1,
     block_size: Annotated[int, typer.Option(envvar="KVPROOF_BLOCK_SIZE", help="Tokens per block.")] = 16,
     num_gpu_blocks_override: Annotated[
         int | None, typer.Option(envvar="KVPROOF_NUM_GPU_BLOCKS_OVERRIDE", help="Blocks of the KV cache.")
@@ -146,7 +153,11 @@ def serve(
     ] = None,
     seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
     scheduling_policy: Annotated[
-        str, typer.Option(envvar="KVPROOF_SCHEDULING_POLICY", help="fcfs, or priority: smaller numbers first.")
+        str,
+        typer.Option(
+            envvar="KVPROOF_SCHEDULING_POLICY",
+            help="fcfs; priority: smaller numbers first; static: nobody joins those who run once one has a token.",
+        ),
     ] = "fcfs",
     admission_rule: Annotated[
         str,
@@ -272,6 +283,7 @@ def serve(
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_partial_prefills": max_num_partial_prefills,
         "block_size": block_size,
         "num_gpu_blocks_override": num_gpu_blocks_override,
         "gpu_memory_utilization": gpu_memory_utilization,

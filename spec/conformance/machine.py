@@ -37,8 +37,9 @@ def configs(profile: Profile) -> st.SearchStrategy[Config]:
         watermark_blocks=st.integers(0, 1),
         num_host_blocks=st.integers(0, 3) if can(Capability.SWAP) else st.just(0),
         recovery=st.sampled_from(Recovery) if can(Capability.SWAP) else st.just(Recovery.RECOMPUTE),
-        policy=st.sampled_from(Policy) if can(Capability.PRIORITY) else st.just(Policy.FCFS),
+        policy=st.sampled_from(policies(profile)),
         admission_rule=st.sampled_from(profile.admission_rules),
+        max_num_partial_prefills=st.sampled_from((1, 1, 2, 3)) if can(Capability.PARTIAL_PREFILLS) else st.just(1),
     )
     memory: list[Mapping[str, object]] = [{}]
     swap: Mapping[str, object] = {"recovery": Recovery.SWAP, "num_host_blocks": 6, "watermark_blocks": 0}
@@ -47,6 +48,13 @@ def configs(profile: Profile) -> st.SearchStrategy[Config]:
     memory += [{"window": window} for window in (1, 2, 3, 5)] if can(Capability.WINDOW) else []
     memory += [{"window": 4, "prefix_cache": True}] if can(Capability.WINDOW, Capability.PREFIX_CACHE) else []
     return st.builds(_with, config, st.sampled_from(memory))
+
+
+def policies(profile: Profile) -> list[Policy]:
+    """The orders of service that the engine has. Static batches are the dullest."""
+    by_priority = [Policy.PRIORITY] if profile.can(Capability.PRIORITY) else []
+    static = [Policy.STATIC] if profile.can(Capability.STATIC_BATCHES) else []
+    return [Policy.FCFS, *by_priority] * 2 + static
 
 
 def _with(config: Config, more: Mapping[str, Any]) -> Config:  # Any: the values of any fields

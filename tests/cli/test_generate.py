@@ -68,6 +68,15 @@ def test_a_promise_to_the_end_spares_preemptions(run: Run, tiny_path: Path) -> N
     assert alone["outputs"] == found["no_evict"]["outputs"]
 
 
+def test_shares_and_static_batches_say_the_same(run: Run, tiny_path: Path) -> None:
+    options = ("one", "two", "three", "--model", tiny_path, "--max-tokens", 6, "--max-num-batched-tokens", 8)
+    plain = answer(run, *options)["outputs"]
+    assert answer(run, *options, "--max-num-partial-prefills", 3)["outputs"] == plain
+    static = answer(run, *options, "--scheduling-policy", "static")
+    assert static["outputs"] == plain
+    assert static["steps"] > answer(run, *options)["steps"]
+
+
 def test_both_engines_say_the_same(run: Run, tiny_path: Path) -> None:
     options = ("one", "two", "--model", tiny_path, "--n", 2, "--temperature", 1, "--max-tokens", 6)
     optimized, reference = (answer(run, *options, "--engine", engine) for engine in ("optimized", "reference"))

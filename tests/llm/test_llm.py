@@ -106,39 +106,6 @@ def test_a_tiny_cache_preempts_and_changes_nothing(tiny: Checkpoint, llm: LLM, n
     assert llm.stats().num_preemptions == 0
 
 
-@pytest.mark.parametrize("rule", ["optimistic", "prompt", "no_evict"])
-def test_whoever_is_admitted_says_the_same(tiny: Checkpoint, llm: LLM, rule: str) -> None:
-    tight = LLM(tiny, block_size=4, num_gpu_blocks_override=14, admission_rule=rule, watermark_blocks=1)
-    assert tokens(tight.generate(PROMPTS, GREEDY)) == tokens(llm.generate(PROMPTS, GREEDY))
-    assert (tight.stats().num_preemptions == 0) is (rule == "no_evict")
-
-
-def test_prompts_are_served_in_the_order_of_their_priorities(tiny: Checkpoint) -> None:
-    urgent = LLM(tiny, scheduling_policy="priority", max_num_seqs=1)
-    one, two, three = urgent.generate(PROMPTS[:3], GREEDY, priority=[2, 0, 1])
-    started = [answer.metrics.begun for answer in (two, three, one) if answer.metrics is not None]
-    assert started == sorted(started)
-    assert len(set(started)) == 3
-    assert tokens(urgent.generate(PROMPTS[:3], GREEDY, priority=5)) == tokens([one, two, three])
-
-
-@pytest.mark.parametrize(
-    ("policy", "priority", "said"),
-    [
-        ("priority", [1], r"priority is '1 of them', it must be one for all, or one for each of 2 prompts"),
-        ("priority", [1, True], r"priority is \[1, True\], it must be a whole number, or a list of them"),
-        ("priority", 0.5, r"priority is 0.5, it must be a whole number, or a list of them"),
-        ("priority", [0, 1 << 63], r"priority is 9223372036854775808, it must be a whole number of at most 64 bits"),
-        ("fcfs", [0, 1], r"priority is 1, it must be 0, unless the scheduling policy is priority"),
-    ],
-)
-def test_priorities_that_make_no_sense_are_refused(tiny: Checkpoint, policy: str, priority: Any, said: str) -> None:
-    llm = LLM(tiny, scheduling_policy=policy)
-    with pytest.raises(InvalidRequest, match=said):
-        llm.generate(PROMPTS[:2], GREEDY, priority=priority)
-    assert not llm.has_unfinished_requests()
-
-
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="model is 5, it must be a file, a folder, a checkpoint, or None"):
         LLM(5)  # type: ignore[arg-type]
@@ -415,6 +382,8 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching is 'no', it must be True or False"),
         ({"gpu_memory_utilization": "all"}, "gpu_memory_utilization is 'all', "),
         ({"admission_rule": "any"}, "admission_rule is 'any', it must be one of optimistic, prompt, no_evict"),
+        ({"max_num_partial_prefills": 0}, "max_num_partial_prefills is 0, it must be a whole number, at least 1"),
+        ({"scheduling_policy": "lifo"}, "scheduling_policy is 'lifo', it must be one of fcfs, priority, static"),
         ({"watermark_blocks": -1}, "watermark_blocks is -1, it must be a whole number, at least 0"),
         ({"watermark_blocks": 9, "num_gpu_blocks_override": 9}, r"watermark_blocks is 9, .* below num_blocks \(9\)"),
         ({"swap_space": float("nan")}, "swap_space is nan, "),

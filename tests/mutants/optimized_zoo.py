@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from spec.vocabulary import AdmissionRule, Config, Recovery
+from spec.vocabulary import AdmissionRule, Config, Policy, Recovery
 from tests.mutants.sabotage import Mutant
 
 _POOL, _SCHEDULER, _ADMISSION, _PLACEMENT, _PLAN, _CACHE, _SEQUENCES, _ENGINE, _ROSTER = (
@@ -24,6 +24,10 @@ _PAIR = Config(num_blocks=32, block_size=4, max_num_seqs=2, max_model_len=12)
 _GUARDED = Config(num_blocks=8, block_size=1, max_num_seqs=4, max_model_len=4, watermark_blocks=5)
 _WINDOWED = Config(num_blocks=16, block_size=2, max_num_seqs=4, max_model_len=24, window=3)
 _CHUNKED = Config(num_blocks=16, block_size=2, max_num_seqs=4, max_num_batched_tokens=3, max_model_len=24)
+_SHARED = Config(
+    num_blocks=16, block_size=2, max_num_seqs=4, max_num_batched_tokens=6, max_model_len=16, max_num_partial_prefills=2
+)
+_STATIC = Config(num_blocks=32, block_size=2, max_num_seqs=4, max_model_len=8, policy=Policy.STATIC)
 _TIGHT = Config(
     num_blocks=6,
     block_size=1,
@@ -92,6 +96,42 @@ OPTIMIZED_ZOO = [
         "SCHED-9",
         "B-150",
         _ONE_SPARE,
+    ),
+    _fault(
+        "a share is divided once more",
+        _ADMISSION,
+        "-(-config.max_num_batched_tokens // config.max_num_partial_prefills)",
+        "-(-config.max_num_batched_tokens // (config.max_num_partial_prefills + 1))",
+        "SCHED-13",
+        "B-157",
+        _SHARED,
+    ),
+    _fault(
+        "a share is the whole budget",
+        _ADMISSION,
+        "-(-config.max_num_batched_tokens // config.max_num_partial_prefills)",
+        "config.max_num_batched_tokens",
+        "SCHED-27",
+        "B-152",
+        _SHARED,
+    ),
+    _fault(
+        "whoever is admitted takes what a half computed prompt still lacks",
+        _ADMISSION,
+        "return sum([blocks_lacking(config, seq) for request in running for seq in request.seqs])",
+        "return 0",
+        "SCHED-11",
+        "B-123",
+        replace(_SHARED, num_blocks=8),
+    ),
+    _fault(
+        "a static batch is closed when the first request is in it",
+        _ADMISSION,
+        "len(seq.tokens) > len(request.request.prompt) for",
+        "len(seq.tokens) > 0 for",
+        "SCHED-12",
+        "B-155",
+        _STATIC,
     ),
     _fault(
         "the last slot of a chunk is the next block's first",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from spec.vocabulary import AdmissionRule, Config, Recovery
+from spec.vocabulary import AdmissionRule, Config, Policy, Recovery
 from tests.mutants.sabotage import Mutant
 
 _POOL, _SCHEDULER, _DOOR, _ROSTER, _DEVICE, _ENGINE, _ADMISSION = (
@@ -18,6 +18,10 @@ _FEW_SEATS = Config(num_blocks=8, block_size=1, max_num_seqs=2)
 _CHUNKED = Config(num_blocks=4, block_size=1, max_num_seqs=4, max_num_batched_tokens=2)
 _ONE_BLOCK = Config(num_blocks=1, block_size=4)
 _ROOMY = Config(num_blocks=64, block_size=4, max_num_seqs=4, max_model_len=12)
+_SHARED = Config(
+    num_blocks=16, block_size=2, max_num_seqs=4, max_num_batched_tokens=4, max_model_len=16, max_num_partial_prefills=2
+)
+_STATIC = Config(num_blocks=32, block_size=2, max_num_seqs=4, max_model_len=8, policy=Policy.STATIC)
 _ALONE = Config(num_blocks=4, block_size=2, max_num_seqs=1)
 _WINDOW = Config(num_blocks=8, block_size=2, max_num_seqs=2, window=2)
 _CACHED = Config(num_blocks=8, block_size=1, max_num_seqs=4, prefix_cache=True)
@@ -101,10 +105,28 @@ REFERENCE_ZOO = [
     _fault(
         "a chunk takes the whole prompt, whatever is left of the budget",
         _SCHEDULER,
-        "num_tokens = min(self._num_missing(seq_id), draft.budget)\n        seqs",
-        "num_tokens = self._num_missing(seq_id)\n        seqs",
+        "num_tokens = min(self._num_missing(seq_id), draft.budget, self.share)\n        seqs",
+        "num_tokens = min(self._num_missing(seq_id), self.share)\n        seqs",
         "SCHED-1",
         "B-166",
+    ),
+    _fault(
+        "a prompt gets the whole budget, though several may be computed in parts",
+        _SCHEDULER,
+        "num_tokens = min(self._num_missing(seq_id), draft.budget, self.share)\n        seqs",
+        "num_tokens = min(self._num_missing(seq_id), draft.budget)\n        seqs",
+        "SCHED-27",
+        "B-152",
+        _SHARED,
+    ),
+    _fault(
+        "whoever arrives joins a static batch that has begun",
+        _ADMISSION,
+        "config.policy is Policy.STATIC and any(",
+        "False and any(",
+        "SCHED-11",
+        "B-123",
+        _STATIC,
     ),
     _fault(
         "the seats of sequences still to be forked are not counted",
@@ -311,6 +333,7 @@ REFERENCE_ZOO = [
         "if draft.counts or draft.budget == 0 or self._num_missing(seq_id) == 0:",
         "SCHED-13",
         "B-157",
+        _ROOMY,
     ),
     _fault(
         "a request runs as soon as it comes in",

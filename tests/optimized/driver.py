@@ -45,6 +45,7 @@ def config_for(seed: int, capabilities: frozenset[Capability] = frozenset()) -> 
         recovery=rng.choice(list(Recovery)) if swaps else Recovery.RECOMPUTE,
         policy=rng.choice(list(Policy)) if Capability.PRIORITY in capabilities else Policy.FCFS,
         admission_rule=rng.choice(list(AdmissionRule)),
+        max_num_partial_prefills=rng.choice((1, 1, 2, 3)) if Capability.PARTIAL_PREFILLS in capabilities else 1,
     )
 
 

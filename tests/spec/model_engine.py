@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from spec.attention import first_visible
-from spec.block_table import budget_left, first_kept, num_tokens_ahead, room, slots_of
+from spec.block_table import budget_left, first_kept, num_tokens_ahead, room, share, slots_of
 from spec.choices import EvictionOrder, Publication
 from spec.engine import (
     Admission,
@@ -246,12 +246,13 @@ class ModelEngine:
         after_hit = step(self.state, Hit(seq_id, hits)) if hits else self.state
         unused = sum(1 for block in hits if self.state.ref_count[block] == 0)
         there = room(after_hit.seqs[seq_id])
-        num_tokens = min(num_tokens_ahead(after_hit, seq_id) - there, self._budget())
+        num_tokens = min(num_tokens_ahead(after_hit, seq_id) - there, self._budget(), share(self.state.config))
         copies = 0 if self._shared_tail(seq_id) is None else 1
         return unused + copies + growth(after_hit, seq_id, there + num_tokens)
 
     def _num_next(self, seq_id: SeqId) -> int:
-        return min(num_tokens_ahead(self.state, seq_id) - room(self.state.seqs[seq_id]), self._budget())
+        missing = num_tokens_ahead(self.state, seq_id) - room(self.state.seqs[seq_id])
+        return min(missing, self._budget(), share(self.state.config))
 
     def _hits(self, seq_id: SeqId) -> tuple[BlockId, ...]:
         is_new = not self.state.block_tables.get(seq_id) and self.state.seqs[seq_id].num_computed_tokens == 0

@@ -38,6 +38,7 @@ configs = st.builds(
     policy=st.sampled_from(Policy),
     admission_rule=st.sampled_from(AdmissionRule),
     recovery=st.sampled_from(Recovery),
+    max_num_partial_prefills=st.integers(1, 2),
 )
 requests = st.builds(
     Request,

@@ -2,10 +2,26 @@
 
 from dataclasses import replace
 
-from spec.broken import ALICE, ALONE, BOB, EMPTY, EMPTY_PAIRS, FULL, TWINS, WAITING, follow, stored
+from spec.broken import ALICE, ALONE, BOB, EMPTY, EMPTY_PAIRS, FULL, TWINS, WAITING, computed, follow, served, stored
 from spec.engine import Admission
 from spec.scheduler import admission, blocks_owed, blocks_wanted, num_hits_in_use
-from spec.vocabulary import Add, AdmissionRule, Admit, Flight, Fork, Preempt, Publish, State, Submit
+from spec.vocabulary import (
+    Abort,
+    Add,
+    AdmissionRule,
+    Admit,
+    Allocate,
+    Append,
+    Begin,
+    Complete,
+    Flight,
+    Fork,
+    Policy,
+    Preempt,
+    Publish,
+    State,
+    Submit,
+)
 from tests.spec.states import allows, forbids
 
 
@@ -70,3 +86,12 @@ def test_sched_13_whoever_lacks_blocks_may_be_passed_over_while_another_step_is_
     allows("SCHED-13", overlapping, Submit(2))
     forbids("SCHED-13", replace(overlapping, free=(0, 1)), Submit(2))
     forbids("SCHED-13", FULL, Submit(2))
+
+
+def test_sched_11_nobody_joins_a_static_batch_that_has_a_token() -> None:
+    static = replace(WAITING, config=replace(WAITING.config, policy=Policy.STATIC, max_num_seqs=3))
+    allows("SCHED-11", static, Begin(1), *served(ALICE, 0), Admit(1))
+    begun = follow(static, Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0), Append(0, (7,)), Complete(1))
+    forbids("SCHED-11", begun, Begin(2), Admit(1))
+    allows("SCHED-12", begun, Begin(2), Allocate(0, 1, (1,)), Submit(2))
+    allows("SCHED-11", follow(begun, Abort(0)), Begin(2), Admit(1))

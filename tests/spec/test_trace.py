@@ -159,7 +159,7 @@ def test_a_limit_that_makes_no_sense_is_named() -> None:
 
 def test_a_choice_that_does_not_exist_is_named() -> None:
     config = {**json.loads(LINES[0])["config"], "policy": "lottery"}
-    assert error_of(with_line(1, config=config)).problem == "is 'lottery', it must be one of fcfs, priority"
+    assert error_of(with_line(1, config=config)).problem == "is 'lottery', it must be one of fcfs, priority, static"
 
 
 def test_the_choices_of_the_engine_are_part_of_the_log() -> None:
@@ -175,6 +175,14 @@ def test_a_log_that_is_older_than_a_choice_has_the_usual_one_and_an_unknown_choi
     assert loads(with_line(1, choices=older)).choices == USUAL_CHOICES
     error = error_of(with_line(1, choices={**written, "reads_minds": True}))
     assert "reads_minds" in str(error)
+
+
+def test_a_log_that_is_older_than_a_limit_has_the_usual_one_and_no_other_may_be_missing() -> None:
+    written = json.loads(LINES[0])["config"]
+    older = {name: value for name, value in written.items() if name != "max_num_partial_prefills"}
+    assert loads(with_line(1, config=older)).config == CONFIG
+    error = error_of(with_line(1, config={name: value for name, value in older.items() if name != "policy"}))
+    assert (error.field, error.problem) == ("config.policy", "is missing")
 
 
 def test_an_event_is_no_call() -> None:

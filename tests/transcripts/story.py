@@ -24,6 +24,7 @@ from spec.vocabulary import (
     Finish,
     Fork,
     Hit,
+    Policy,
     Preempt,
     Prefix,
     Publish,
@@ -232,8 +233,9 @@ class Story:
     def config(self) -> Config:
         (line,) = (line for line in self.lines if line.startswith("config "))
         facts = dict(word.split("=") for word in line.split()[1:])
-        recovery = Recovery(facts.pop("recovery", "recompute"))
-        return replace(Config(num_blocks=1), **{k: _value(v) for k, v in facts.items()}, recovery=recovery)
+        recovery, policy = Recovery(facts.pop("recovery", "recompute")), Policy(facts.pop("policy", "fcfs"))
+        limits = {name: _value(word) for name, word in facts.items()}
+        return replace(Config(num_blocks=1), **limits, recovery=recovery, policy=policy)
 
     @property
     def needs(self) -> frozenset[Capability]:
