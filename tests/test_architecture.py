@@ -196,7 +196,7 @@ TEXTS = (".py", ".md", ".rst", ".txt", ".toml")
 
 def test_every_rule_id_in_the_tree_exists() -> None:
     """But for number 999 of an area, by which tests call a rule that does not exist."""
-    everywhere = files(*PACKAGES, "tests", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", suffixes=TEXTS)
+    everywhere = files(*PACKAGES, "tests", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", suffixes=TEXTS)
     unknown = [
         f"{name_of(path)} mentions {rule_id}"
         for path in everywhere
@@ -349,7 +349,7 @@ MACHINE = re.compile(r"(?<![\w.])/(?:home|work|root|Users)/\w")
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
     offences = [
         f"{name_of(path)}:{number}"
-        for path in files(*PACKAGES, "tests", "docs", "README.md", "CONTRIBUTING.md", suffixes=TEXTS)
+        for path in files(*PACKAGES, "tests", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", suffixes=TEXTS)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if MACHINE.search(line)
     ]

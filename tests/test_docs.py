@@ -21,7 +21,7 @@ from spec.vocabulary import Allocate, Config, Fork, Start
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
 NOT_RUN_ALONE = ("spec.proofs", "spec.conformance.adapters")
 DOCTESTS = doctest.NORMALIZE_WHITESPACE
 

@@ -26,6 +26,8 @@ WEAKNESSES: Mapping[str, Weakness] = {
             "CVE-2026-7304",
             "CVE-2026-86793",
             "CVE-2026-93034",
+            "CVE-2026-14890",
+            "GHSA-xxv9-73gc-96fm",
         ),
     ),
     "code": Weakness(
@@ -57,12 +59,14 @@ WEAKNESSES: Mapping[str, Weakness] = {
             "CVE-2025-48943",
             "CVE-2025-48944",
             "CVE-2026-105757",
+            "PYSEC-2025-54",
+            "PYSEC-2026-3933",
         ),
     ),
     "label": Weakness("What a caller makes up does not become the name of a metric's series.", ("PYSEC-2026-4325",)),
     "foreign-address": Weakness(
         "A server asks no address that a caller names, and reads no file.",
-        ("CVE-2026-34753", "CVE-2026-24779", "CVE-2026-25960", "CVE-2026-22773", "CVE-2026-22778"),
+        ("CVE-2026-34753", "CVE-2026-24779", "CVE-2026-25960", "CVE-2026-22773", "CVE-2026-22778", "PYSEC-2026-4184"),
     ),
     "deadly-request": Weakness(
         "No request brings the server down for the others.",
@@ -76,6 +80,10 @@ WEAKNESSES: Mapping[str, Weakness] = {
             "CVE-2026-56340",
             "CVE-2026-105754",
             "CVE-2024-8768",
+            "PYSEC-2026-145",
+            "PYSEC-2026-2303",
+            "PYSEC-2026-4350",
+            "PYSEC-2026-4353",
         ),
     ),
     "neighbour": Weakness(
