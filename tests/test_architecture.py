@@ -196,7 +196,9 @@ TEXTS = (".py", ".md", ".rst", ".txt", ".toml")
 
 def test_every_rule_id_in_the_tree_exists() -> None:
     """But for number 999 of an area, by which tests call a rule that does not exist."""
-    everywhere = files(*PACKAGES, "tests", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", suffixes=TEXTS)
+    everywhere = files(
+        *PACKAGES, "tests", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", suffixes=TEXTS
+    )
     unknown = [
         f"{name_of(path)} mentions {rule_id}"
         for path in everywhere

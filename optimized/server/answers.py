@@ -148,6 +148,12 @@ class Status(BaseModel):
     status: str
 
 
+class Load(BaseModel):
+    """Requests that wait or run, each prompt counted."""
+
+    server_load: int
+
+
 class Version(BaseModel):
     """Which kvproof this is."""
 

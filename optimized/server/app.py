@@ -19,6 +19,7 @@ from optimized.doctor import version_of
 from optimized.server.answers import (
     ChatAnswer,
     CompletionAnswer,
+    Load,
     ModelCard,
     ModelList,
     Status,
@@ -122,6 +123,14 @@ def make_app(
         if idle is not None and idle > service.limits.stall_seconds:
             raise RequestError(503, "stalled", f"there is work, and no step has ended for {idle:.0f} s")
         return Status(status="ok")
+
+    @app.get("/ping")
+    async def ping() -> Status:
+        return await health()
+
+    @app.get("/load")
+    async def load() -> Load:
+        return Load(server_load=engine.health.num_unfinished)
 
     @app.get("/ready")
     async def ready() -> Status:

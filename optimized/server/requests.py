@@ -109,6 +109,7 @@ class SamplingFields(Body):
     bad_words: Many[str] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
     cache_salt: str | None = Field(None, min_length=1, pattern="^[ -~]+$")
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=1 << 31)
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
     return_token_ids: bool | None = None
     # Said by clients without being asked, and of no meaning here.
@@ -131,6 +132,9 @@ class SamplingFields(Body):
 
     def check_limits(self, limits: Limits, **counts: int | None) -> None:
         """Raise for more than this server gives. ``counts`` are fields that have ``max_logprobs`` for their limit."""
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens is 0, which leaves nothing of a prompt; -1 is what there is room for"
+            raise RequestError(400, "invalid_value", message, "truncate_prompt_tokens")
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         for field, count, limit in (
             ("n", self.choices, "max_n"),
@@ -219,8 +223,6 @@ class CompletionRequest(SamplingFields):
             raise unsupported("suffix", "is not supported")
         if self.best_of is not None and self.best_of != self.choices:
             raise unsupported("best_of", f"is {self.best_of}, only n ({self.choices}) is supported")
-        if self.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "is false, give the prompt as token ids for that")
         if self.echo and self.stream:
             raise unsupported("echo", "is not supported in a stream")
 
@@ -271,6 +273,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -278,6 +281,13 @@ class ChatRequest(SamplingFields):
     def check(self) -> None:
         """Raise for what would have to be ignored."""
         self.check_stream()
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                message = "continue_final_message goes on with the last message, add_generation_prompt begins another"
+                raise RequestError(400, "invalid_value", message, "continue_final_message")
+            if self.messages[-1].role != "assistant" or not self.messages[-1].text.strip():
+                message = "continue_final_message needs a last message of the assistant, with a text"
+                raise RequestError(400, "invalid_value", message, "continue_final_message")
         tools = callable_tools(self.tools, self.tool_choice)
         if tools and (super().structure() is not None or self.stop):
             raise RequestError(400, "invalid_value", "a tool call has no other form and no other end", "tool_choice")

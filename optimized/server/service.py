@@ -36,6 +36,7 @@ from optimized.server.errors import ErrorBody, RequestError, told
 from optimized.server.front import Front
 from optimized.server.limits import Limits
 from optimized.server.metrics import Metrics
+from optimized.server.questions import chat_prompt, completion_prompts
 from optimized.server.requests import ChatRequest, CompletionRequest, SamplingFields
 from optimized.server.stream import DONE, event
 from optimized.server.tools import GrowingCall
@@ -186,10 +187,10 @@ class Service:
     async def _completion(self, body: CompletionRequest) -> tuple[list[Prompt], SamplingParams]:
         self.check_model(body.model)
         body.check()
-        prompts: list[Prompt] = list(body.prompts())
         body.check_limits(self.limits, logprobs=body.logprobs)
+        self._check_counts(len(body.prompts()), body.choices)
         await self._check_costs(body)
-        self._check_counts(len(prompts), body.choices)
+        prompts = await completion_prompts(self.engine, body)
         asked = body.prompt_logprobs if body.prompt_logprobs is not None else body.logprobs if body.echo else None
         return prompts, body.sampling(body.max_tokens or COMPLETION_TOKENS, body.logprobs, asked)
 
@@ -276,8 +277,7 @@ class Service:
         params = body.sampling(
             body.most_tokens, (body.top_logprobs or 0) if body.logprobs else None, body.prompt_logprobs
         )
-        begin = body.add_generation_prompt is not False
-        return [await self.engine.chat_prompt(body.conversation(), begin, body.told_tools())], params
+        return [await chat_prompt(self.engine, body)], params
 
     async def _check_costs(self, body: SamplingFields) -> None:
         """Raise for bad words of more tokens than are taken, and a grammar that is too large. A token has a byte at least."""

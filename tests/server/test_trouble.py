@@ -199,4 +199,7 @@ def test_the_page_names_every_code_and_every_limit() -> None:
     assert len(codes) > 15
     assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
     for each in fields(Limits):
-        assert f"| `--{each.name.replace('_', '-')}` | {each.default} | {each.metadata['help'].removesuffix('.')} |" in page, each.name
+        assert (
+            f"| `--{each.name.replace('_', '-')}` | {each.default} | {each.metadata['help'].removesuffix('.')} |"
+            in page
+        ), each.name
