@@ -343,9 +343,8 @@ def test_a_workload_is_served_and_counted(run: Run, tiny_path: Path, tmp_path: P
     assert (facts["tokens_in"], facts["tokens_out"]) == (3, 4)
 
 
-def test_a_number_of_partial_prefills_is_no_setting(run: Run) -> None:
-    """The order of service prefills one request at a time (docs/architecture.md), so a number is refused, not ignored."""
+def test_how_many_prompts_are_computed_in_parts_is_a_number_from_one_on(run: Run) -> None:
     for command in (("generate", "hello"), ("serve",)):
-        result = run(*command, "--max-num-partial-prefills", "2")
+        result = run(*command, "--max-num-partial-prefills", "0")
         assert result.exit_code == 2
-        assert "No such option" in result.stderr
+        assert result.stderr.startswith("max_num_partial_prefills is 0, it must be a whole number, at least 1")
