@@ -43,6 +43,8 @@ class FixedStory:
             Capability.ABORT: "abort" in names,
             Capability.SWAP: self.config.recovery is Recovery.SWAP or self.config.num_host_blocks > 0,
             Capability.PRIORITY: self.config.policy is Policy.PRIORITY,
+            Capability.STATIC_BATCHES: self.config.policy is Policy.STATIC,
+            Capability.PARTIAL_PREFILLS: self.config.max_num_partial_prefills > 1,
             Capability.CHUNKED_PREFILL: self.config.max_num_batched_tokens
             < Config(num_blocks=1).max_num_batched_tokens,
         }

@@ -55,6 +55,22 @@ SCHEDULER_STORIES = (
         insists=True,
     ),
     FixedStory(
+        "two long prompts in shares of a step and a short one",
+        Config(num_blocks=32, block_size=2, max_num_batched_tokens=5, max_model_len=24, max_num_partial_prefills=2),
+        (ask(0, LONG[:7], 3), ask(1, LONG, 2), ask(2, (5, 6), 3), *steps(8)),
+    ),
+    FixedStory(
+        "what a share leaves of a prompt keeps its blocks",
+        Config(num_blocks=5, block_size=2, max_num_batched_tokens=4, max_model_len=9, max_num_partial_prefills=2),
+        (ask(0, LONG, 1), ask(1, LONG[:4], 1), *steps(8)),
+        insists=True,
+    ),
+    FixedStory(
+        "nobody joins a static batch",
+        Config(num_blocks=32, block_size=2, max_num_seqs=3, max_model_len=24, policy=Policy.STATIC),
+        (ask(0, (5, 6), 2), ask(1, (6, 7, 8), 5), STEP, ask(2, (7, 8), 3), *steps(7), ask(3, (5,), 2), *steps(3)),
+    ),
+    FixedStory(
         "the watermark stays free while somebody runs",
         Config(num_blocks=8, block_size=1, max_num_seqs=4, max_model_len=6, watermark_blocks=5),
         (ask(0, (5,), 3), STEP, ask(1, (6, 7), 2), *steps(5)),

@@ -23,8 +23,8 @@ def _fault(name: str, old: str, new: str, rule: str, row: str, config: Config | 
 AHEAD_ZOO = [
     _fault(
         "a step computes the token after the one that is being drawn",
-        "        return min(num_tokens_ahead(self.state, seq_id) - room",
-        "        return min(num_tokens_ahead(self.state, seq_id) + 1 - room",
+        "        missing = num_tokens_ahead(self.state, seq_id) - room",
+        "        missing = num_tokens_ahead(self.state, seq_id) + 1 - room",
         "SCHED-5",
         "B-154",
         _CACHED,

@@ -1,5 +1,7 @@
 """Sabotaged reference engines whose steps overlap: each fault shows only while a step is in flight."""
 
+from dataclasses import replace
+
 from spec.vocabulary import AdmissionRule, Config
 from tests.mutants.sabotage import Mutant
 
@@ -38,7 +40,7 @@ OVERLAP_ZOO = [
         "            self.plans.reverse()\n            plan = self.scheduler.live_part(self.plans[0])\n",
         "ATTN-4",
         "B-089",
-        _ROOMY,
+        replace(_ROOMY, max_model_len=3),
     ),
     _fault(
         "somebody is preempted while a step in flight computes for them",

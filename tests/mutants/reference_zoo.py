@@ -268,7 +268,7 @@ REFERENCE_ZOO = [
     _fault(
         "somebody is preempted for a whole prompt, of which the step computes a chunk",
         _SCHEDULER,
-        "num_tokens = num_hit_tokens + min(self._num_missing(seq_id) - num_hit_tokens, draft.budget)",
+        "num_tokens = num_hit_tokens + min(self._num_missing(seq_id) - num_hit_tokens, draft.budget, self.share)",
         "most = draft.budget if seq.num_computed_tokens == 0 else seq.num_tokens\n"
         "        num_tokens = num_hit_tokens + min(self._num_missing(seq_id) - num_hit_tokens, most)",
         "PREEMPT-5",
