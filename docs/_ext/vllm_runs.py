@@ -60,9 +60,9 @@ def origin(row: dict) -> str:
     """How a row can be had again."""
     if "commit" not in row:
         return "* before commands were recorded"
-    return (
-        f"* ``{row['command']}`` on {row['date']} at commit {row['commit']}, {row['versions']}, {row['seconds']:,.0f} s"
-    )
+    cpu = f", {row['cpu_seconds']:,.0f} s of a processor" if row.get("cpu_seconds") else ""
+    made = f"on {row['date']} at commit {row['commit']}, {row['versions']}, {row['seconds']:,.0f} s{cpu}"
+    return f"* ``{row['command']}`` {made}"
 
 
 class Pool(Words):

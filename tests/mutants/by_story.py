@@ -53,8 +53,8 @@ def factory(package: ModuleType, door: str) -> Callable[[Config], Any]:
     return made
 
 
-def failure(make: Callable[[Config], Any], test: str) -> str | None:
-    """The rule that a fixed story breaks, or what else goes wrong; None if the story is not for it, or ends well."""
+def failure(make: Callable[[Config], Any], test: str) -> Failed | None:
+    """How a fixed story ends badly; None if it is not for an engine like that, or ends well."""
     story, judge = STORIES[test]
     profile = make(Config(num_blocks=8)).profile
     if story.lacking(profile) is not None or (judge is watched_engine and not takes_an_observer(make)):
@@ -64,7 +64,7 @@ def failure(make: Callable[[Config], Any], test: str) -> str | None:
     try:
         hunt.tell(story, profile, most_replays=0)
     except Failed as failed:
-        return failed.kind
+        return failed
     return None
 
 
@@ -76,10 +76,11 @@ def told(mutant: Mutant, door: str, folder: Path, first: str | None) -> Death:
     with sabotaged(mutant, folder) as package:
         make = factory(package, door)
         for test in sorted(mine, key=lambda test: test != first):
-            killers += [rule] if (rule := failure(make, test)) is not None else []
-            if rule == mutant.rule:
-                found = test
-                break
+            if (failed := failure(make, test)) is not None:
+                killers.append(failed.kind)
+                if failed.kind == mutant.rule:
+                    found = test
+                    break
     took = round(time.process_time() - begin, 1)
     return Death(mutant.name, mutant.package, mutant.rule, tuple(killers), found, False, took)
 

@@ -97,14 +97,14 @@ def _first_broken(drive: Callable[[], None]) -> str:
     try:
         drive()
     except RuleViolation as violation:
-        _counters_agree(violation)
+        counters_agree(violation)
         return violation.rule.id
     except Exception as error:  # noqa: BLE001  a broken engine may fail in any way
         return f"{type(error).__name__}: {error}"
     return "survived"
 
 
-def _counters_agree(violation: RuleViolation) -> None:
+def counters_agree(violation: RuleViolation) -> None:
     """A monitor that stands where the model stood reports the same, if it is a rule that needs only counters."""
     before, event, after = violation.before, violation.event, violation.after
     rules = [rule.id for rule in broken_rules(before, event, after) if rule.id not in UNCOUNTED]

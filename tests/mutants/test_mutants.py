@@ -10,7 +10,7 @@ from reference.engine import make_engine
 from reference.sequence_pool import make_pool
 from spec.conformance.door import judged_pool
 from spec.engine import EngineFactory
-from spec.rules import RULES
+from spec.rules import RULES, RuleViolation
 from spec.scope import Scope
 from tests.mutants.ahead_zoo import AHEAD_ZOO
 from tests.mutants.by_story import STORIES, factory, failure
@@ -22,7 +22,7 @@ from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
 from tests.mutants.overlap_zoo import OVERLAP_ZOO
 from tests.mutants.pool_zoo import POOL_ZOO
 from tests.mutants.reference_zoo import REFERENCE_ZOO
-from tests.mutants.sabotage import Mutant, killer, pool_killer, sabotaged, stream_killer
+from tests.mutants.sabotage import Mutant, counters_agree, killer, pool_killer, sabotaged, stream_killer
 from tests.mutants.stream_zoo import STREAM_ZOO
 from tests.spec import model_engine
 
@@ -51,7 +51,11 @@ SCOPES = [scope for i, scope in enumerate(m.scope for m in POOL_ZOO) if scope no
 def test_a_mutant_dies_by_its_rule_in_a_fixed_story_of_the_suite(mutant: Mutant, door: str, tmp_path: Path) -> None:
     """In the one that the book names: ``python -m tests.mutants.by_story`` looks for it."""
     with sabotaged(mutant, tmp_path) as package:
-        assert failure(factory(package, door), FATES[mutant.name]) == mutant.rule
+        failed = failure(factory(package, door), FATES[mutant.name])
+    assert failed is not None
+    assert failed.rule == mutant.rule
+    if isinstance(failed.why, RuleViolation):
+        counters_agree(failed.why)
 
 
 def test_the_book_names_a_fixed_story_for_every_mutant_that_has_a_door() -> None:
