@@ -1,11 +1,11 @@
 """Send every sabotaged engine and pool through the door that its user's goes through, and record which test of the suite it dies in.
 
-    python -m tests.mutants.by_the_suite [--json FILE] [--seconds 60] [NAME ...]
+    python -m tests.mutants.by_the_suite [--json FILE] [--seconds 60] [--again] [NAME ...]
 
 That is ``pytest --pyargs spec.conformance --engine ...`` with its levels L0 to L3, in this process and without other plugins. The
-test in which it died last comes first, then the fixed stories, then the tests that its chapter is about (``FIRST``), the test of
-everything that is declared, and the others; the run ends with the first failure by the rule that the zoo names, and what
-failed before that is recorded as well. A test that the time budget cuts off is incomplete.
+fixed stories come first, then the tests that its chapter is about (``FIRST``), the test of everything that is declared, and the others;
+the run ends with the first failure by the rule that the zoo names, and what failed before that is recorded as well. With ``--again`` the
+test in which it died when that was recorded comes before all. A test that the time budget cuts off is incomplete.
 """
 
 import argparse
@@ -191,12 +191,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose names have this in them")
     parser.add_argument("--json", type=Path, help="record the table there as well, after each mutant")
     parser.add_argument("--seconds", type=float, default=60, help="the time budget of each run")
+    parser.add_argument("--again", action="store_true", help="begin with the test in which it died before")
     args = parser.parse_args()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = f"python -m tests.mutants.by_the_suite --json FILE --seconds {args.seconds:g}"
+    command = f"python -m tests.mutants.by_the_suite --json FILE --seconds {args.seconds:g}{' --again' * args.again}"
     mutants = list(chosen(args.names))
     random.Random(0).shuffle(mutants)  # a run that is cut short has seen something of everything
-    known, made_at, deaths = recorded(), commit(), list[Death]()
+    known, made_at, deaths = recorded() if args.again else {}, commit(), list[Death]()
     for mutant, door in mutants:
         deaths.append(death := judged(mutant, door, args.seconds, known.get(mutant.name)))
         print(line(death), flush=True)
