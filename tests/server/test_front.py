@@ -19,10 +19,13 @@ from typer.testing import CliRunner
 from optimized.checkpoint import Checkpoint
 from optimized.cli import app
 from optimized.cli.settings import settings_of
+from optimized.engine_thread import EngineStopped
+from optimized.server.errors import RequestError
 from optimized.server.front import Front
 from optimized.server.limits import Limits
 from optimized.server.serve import Address, uvicorn_config
-from optimized.server.stream import KEEP_ALIVE, kept_alive
+from optimized.server.service import begun_late
+from optimized.server.stream import DONE, KEEP_ALIVE, kept_alive
 from tests.server.conftest import held, running, waited_for
 
 CERTIFICATE = str(Path(__file__).with_name("localhost.pem"))
@@ -254,19 +257,22 @@ def test_a_request_that_waits_is_told_that_it_does(tiny: Checkpoint) -> None:
         server.stop()
 
 
-def test_what_goes_wrong_with_a_request_that_waited_is_told_in_its_stream(tiny: Checkpoint) -> None:
-    server = running(tiny, Limits(max_request_seconds=1), front=Front(sse_keep_alive_interval=0.05))
-    gate = held(server)
-    try:
-        found = server.complete(stream=True, max_tokens=2)
-        assert found.status == 200
-        body = found.body.replace(KEEP_ALIVE, b"").decode()
-        error, done, _ = body.split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
-        assert done == "data: [DONE]"
-    finally:
-        gate.set()
-        server.stop()
+def test_what_goes_wrong_with_a_request_that_waited_is_told_in_its_stream() -> None:
+    async def fails(error: Exception) -> AsyncIterator[bytes]:
+        raise error
+
+    async def heard(error: Exception) -> list[bytes]:
+        return [each async for each in begun_late(asyncio.ensure_future(fails(error)))]
+
+    for error, code in (
+        (TimeoutError(), "timeout"),
+        (RequestError(503, "aborted", "gone"), "aborted"),
+        (EngineStopped("0xdead"), "engine_stopped"),
+        (RuntimeError("0xdead"), "internal_error"),
+    ):
+        told, done = asyncio.run(heard(error))
+        assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == code
+        assert done == DONE and b"0xdead" not in told
 
 
 def _served(app: Any, address: Address) -> uvicorn.Server:
