@@ -113,9 +113,10 @@ class AsyncLLM:
     The engine runs in one thread of its own, a step at a time, and no event loop waits for it. It takes the ``LLM``
     over: nobody else calls it from then on. The same requests in the same order get the same answers as from ``LLM``.
     Between the engine and each consumer lies one output at most: the newest, which says all that the ones before it
-    did, so a slow consumer costs no memory and slows nobody. Steps do not overlap: what is in flight of a sequence is not
-    scheduled again before its token is known, so each of two steps in flight would decode half of the batch, which takes
-    nearly as long as all of it (SmolLM2 on a CPU, 16 requests: 3.7 s against 2.8 s; ``tests/peers/measure_overlap.py``).
+    did, so a slow consumer costs no memory and slows nobody. Steps overlap only if the ``LLM``
+    was made with ``overlap_steps=True``: what is in flight of a sequence is not scheduled again before its token is known,
+    so each of two steps in flight decodes a part of the batch, which takes nearly as long as all of it (SmolLM2 on a CPU,
+    16 requests: 3.7 s against 2.8 s; ``tests/peers/measure_overlap.py``).
 
     A consumer that goes away (its generator is closed, its task cancelled) ends its request before the next step is
     scheduled. An error in one request's work ends that request (``finish_reason`` ``"error"``); one that ends a step

@@ -116,11 +116,28 @@ class EngineCore:
 
     def end_step(self) -> Outcome | None:
         """Run and commit the oldest step in flight, if there is one."""
-        if not self.scheduler.flights:
-            return None
-        step = next(iter(self.scheduler.flights.values()))
-        plan = live_part(step.plan, self.scheduler.seqs)[0] if step.is_torn else step.plan
-        return self._settle(lambda: self.scheduler.commit(plan, self.device.run(plan)))
+        plan = self.oldest_plan()
+        return None if plan is None else self._settle(lambda: self.scheduler.commit(plan, self.device.run(plan)))
+
+    def oldest_plan(self) -> Plan | None:
+        """What the oldest step in flight computes for those who are still there."""
+        step = next(iter(self.scheduler.flights.values()), None)
+        if step is None or not step.is_torn:
+            return None if step is None else step.plan
+        return live_part(step.plan, self.scheduler.seqs)[0]
+
+    def next_plan(self, overlaps: bool = False) -> Plan | None:
+        """What the step computes that ends next. Where steps overlap, the one after it is scheduled by then."""
+        if not overlaps:
+            return self.schedule() if self.has_work else None
+        while len(self.scheduler.flights) < MOST_STEPS_IN_FLIGHT and self.begin_step() is not None:
+            pass
+        return self.oldest_plan()
+
+    def end_idle_steps(self) -> None:
+        """Nobody is there any more for whom a step in flight would compute something: what it holds is free."""
+        while not self.has_work and (plan := self.oldest_plan()) is not None:
+            self.commit(plan, [])
 
     def stats(self) -> dict[str, int]:
         """Counts since the start, and what is in use now. O(1)."""

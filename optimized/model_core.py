@@ -53,6 +53,8 @@ class EngineArgs:
     are left: its next step (``optimistic``), all its tokens so far (``prompt``), or all it may ever have (``no_evict``).
     Under the ``scheduling_policy`` ``static`` nobody is admitted once one of those who run has got a token. With more than
     one of ``max_num_partial_prefills`` a step computes of each prompt that share of ``max_num_batched_tokens`` at most.
+    With ``overlap_steps`` the next step is scheduled before a step runs, and no block that it may touch is free before it
+    ends; the same is computed, in more steps.
     """
 
     block_size: int = 16
@@ -69,6 +71,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     admission_rule: str = "prompt"
     watermark_blocks: int = 0
+    overlap_steps: bool = False
     seed: int = 0
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -277,6 +280,7 @@ class TorchCore:
             model = cpu_model(checkpoint, path, dtype, cache_dtype, threads, args.quantization)
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
+        self._overlaps = args.overlap_steps
         self._begin(model)
 
     def _begin(self, model: LlamaModel | VectorModel) -> None:
@@ -310,9 +314,9 @@ class TorchCore:
         self.device.beams.update(dict.fromkeys(request.seq_ids, search))
 
     def step(self) -> Outcome:
-        if not self.core.has_work:
+        plan, failed = self.core.next_plan(self._overlaps), list[tuple[RequestId, Failure]]()
+        if plan is None:
             return Outcome()
-        plan, failed = self.core.schedule(), list[tuple[RequestId, Failure]]()
         try:
             try:
                 sampled = self.run(plan)
@@ -385,6 +389,7 @@ class TorchCore:
         self._forget([seq_id])
 
     def reset_cache(self) -> bool:
+        self.core.end_idle_steps()
         return self.core.reset_cache()
 
     def look(self) -> Look:
@@ -423,6 +428,7 @@ class TorchCore:
         self.core.commit(plan, [Failure("the step was interrupted")] * len(plan.sample_rows))
         for request_id in tuple(self.core.scheduler.requests):
             self.core.abort(request_id)
+        self.core.end_idle_steps()
         self.core.reset_cache()
         self._forget_ended()
 

@@ -63,6 +63,8 @@ class ReferenceCore:
             raise InvalidConfig("kv_cache_dtype", args.kv_cache_dtype, "auto: the reference engine computes in float64")
         if args.quantization is not None:
             raise InvalidConfig("quantization", args.quantization, "left out: the reference engine computes in float64")
+        if args.overlap_steps:
+            raise InvalidConfig("overlap_steps", True, "False: the reference engine serves whole steps here")
         model = checkpoint.config
         limits = args.limits(model, max_num_seqs=64, max_num_batched_tokens=512)
         block_bytes = bytes_per_block(args.block_size, model.num_layers, model.num_kv_heads, model.head_size, 8)
