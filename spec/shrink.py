@@ -4,6 +4,7 @@ event by event."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from spec.choices import USUAL_CHOICES, Choices
 from spec.interface import request_named, seq_named
 from spec.monitor import Monitor
 from spec.replay import step
@@ -48,11 +49,12 @@ class Shrunk:
     config: Config
     events: tuple[Event, ...]
     rule_id: str
+    choices: Choices = USUAL_CHOICES
 
 
-def first_broken(config: Config, events: Sequence[Event]) -> Broken | None:
+def first_broken(config: Config, events: Sequence[Event], choices: Choices = USUAL_CHOICES) -> Broken | None:
     """Where the whole model sees the first rule broken."""
-    state = initial_state(config)
+    state = initial_state(config, choices)
     for index, event in enumerate(events):
         after = step(state, event)
         if rules := broken_rules(state, event, after):
@@ -61,19 +63,24 @@ def first_broken(config: Config, events: Sequence[Event]) -> Broken | None:
     return None
 
 
-def shrunk(config: Config, events: Sequence[Event], say: Callable[[str], None] = lambda _: None) -> Shrunk:
+def shrunk(
+    config: Config,
+    events: Sequence[Event],
+    say: Callable[[str], None] = lambda _: None,
+    choices: Choices = USUAL_CHOICES,
+) -> Shrunk:
     """The trace, which breaks a rule, made minimal. It is judged without the contents of slots as long as that is enough,
     and in the end, and if need be all the time, by the whole model."""
-    broken = first_broken(config, events)
+    broken = first_broken(config, events, choices)
     if broken is None:
         raise ValueError("every rule holds, so there is nothing to shrink")
     whole = tuple(events[: broken.index + 1])
     for exactly in (False, True):
-        search = _Search(config, broken.rule_ids, exactly, say)
+        search = _Search(config, choices, broken.rule_ids, exactly, say)
         found = search.shrink(whole)
-        if search.is_the_same(first_broken(found.config, found.events), found.events):
+        if search.is_the_same(first_broken(found.config, found.events, choices), found.events):
             return found
-    return Shrunk(config, whole, broken.rule_ids[0])
+    return Shrunk(config, whole, broken.rule_ids[0], choices)
 
 
 _CONTENTS = {rule_id for rule_id, why in UNCOUNTED.items() if why == CONTENTS}
@@ -98,6 +105,7 @@ class _Search:
     """What is sought: a trace whose last event breaks the first of these rules, and none but these."""
 
     config: Config
+    choices: Choices
     rule_ids: tuple[str, ...]
     exactly: bool
     """Whether each trace on the way is judged by the whole model."""
@@ -105,8 +113,8 @@ class _Search:
 
     def shrink(self, events: tuple[Event, ...]) -> Shrunk:
         before: tuple[Event, ...] | None = None
-        unserved = _without_scheduler(self.config, events)
-        if self._breaks(Monitor(self.config), unserved, ()):
+        unserved = _without_scheduler(self.config, self.choices, events)
+        if self._breaks(self._monitor(self.config), unserved, ()):
             events = unserved
         while before != events:
             before = events
@@ -117,7 +125,10 @@ class _Search:
                     events, groups = self._without(events, groups, size)
                     size //= 2
                 self.say(f"{len(events):,} events are left")
-        return Shrunk(self._smaller(events), events, self.rule_ids[0])
+        return Shrunk(self._smaller(events), events, self.rule_ids[0], self.choices)
+
+    def _monitor(self, config: Config) -> Monitor:
+        return Monitor(config, choices=self.choices)
 
     def _without(
         self, events: tuple[Event, ...], groups: list[frozenset[int]], size: int
@@ -127,7 +138,7 @@ class _Search:
         What comes before a group is as it was without it: a trace is followed once, and tried from there.
         """
         gone, left = set[int](), list[frozenset[int]]()
-        here, place = Monitor(self.config), 0
+        here, place = self._monitor(self.config), 0
         for first in range(0, len(groups), size):
             chunk = groups[first : first + size]
             tried = gone.union(*chunk)
@@ -149,7 +160,7 @@ class _Search:
             return False
         if self.exactly or self.rule_ids[0] in UNCOUNTED:
             events = [*before, *rest]
-            return self.is_the_same(first_broken(monitor.config, events), events)
+            return self.is_the_same(first_broken(monitor.config, events, self.choices), events)
         state, last = monitor.state(), rest[-1]
         broken = broken_rules(state, last, step(state, last))
         return self._is_like(tuple(rule.id for rule in broken if rule.id not in _CONTENTS))
@@ -171,20 +182,21 @@ class _Search:
                 middle = (low + high) // 2
                 try:
                     smaller = replace(config, **{name: middle})
+                    monitor = self._monitor(smaller)
                 except InvalidConfig:
                     low = middle + 1
                     continue
-                if self._breaks(Monitor(smaller), events, ()):
+                if self._breaks(monitor, events, ()):
                     config, high = smaller, middle
                 else:
                     low = middle + 1
         return config
 
 
-def _without_scheduler(config: Config, events: Sequence[Event]) -> tuple[Event, ...]:
+def _without_scheduler(config: Config, choices: Choices, events: Sequence[Event]) -> tuple[Event, ...]:
     """The same done to a pool: a sequence starts where its request is admitted, and is released where it is preempted.
     What breaks a rule about blocks mostly does so without requests, queues and steps, and then needs none of them."""
-    state, result = initial_state(config), list[Event]()
+    state, result = initial_state(config, choices), list[Event]()
     for event in events:
         match event:
             case Admit(request_id=request_id):

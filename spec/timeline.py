@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from spec.choices import USUAL_CHOICES, Choices
 from spec.picture import COLOURS, LETTER, MARGIN, Map, caption_of, mark_changes, memory_map
 from spec.replay import step
 from spec.vocabulary import (
@@ -121,12 +122,14 @@ class _Current:
     preempted: list[RequestId] = field(default_factory=list)
 
 
-def timeline(config: Config, events: Sequence[Event], most_maps: int = 400) -> Timeline:
+def timeline(
+    config: Config, events: Sequence[Event], most_maps: int = 400, choices: Choices = USUAL_CHOICES
+) -> Timeline:
     """The timeline of a trace; it draws broken ones too. Events without a scheduler are a step each."""
     has_steps = any(isinstance(event, Complete) for event in events)
     ends = [i for i, event in enumerate(events) if isinstance(event, Complete) or not has_steps]
     drawn = set(_evenly(len(ends), most_maps))
-    state, now, seen = initial_state(config), _Current(), set[RequestId]()
+    state, now, seen = initial_state(config, choices), _Current(), set[RequestId]()
     steps, maps, places, last = list[Step](), list[Map](), list[int](), state
     for number, event in enumerate(events):
         before, state = state, step(state, event)

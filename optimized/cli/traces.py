@@ -113,7 +113,7 @@ def render(
         raise InvalidConfig("output", str(output), "a file whose name ends in .html or .svg")
     draws, most = (html, MOST_MAPS) if output.suffix == ".html" else (svg, MOST_MAPS_IN_SVG)
     trace = load(file)
-    time = with_status("Drawing", lambda _: timeline(trace.config, trace.events, most))
+    time = with_status("Drawing", lambda _: timeline(trace.config, trace.events, most, trace.choices))
     write_whole(output, draws(time, f"{trace.engine}: {file.name}"))
     typer.echo(f"{output}: {len(time.steps):,} steps of {len(time.requests):,} requests, {len(time.maps):,} maps")
 
@@ -129,12 +129,12 @@ def shrink(
     from spec.trace import Trace, dumps, load
 
     trace = load(file)
-    rule = first_broken(trace.config, trace.events)
+    rule = first_broken(trace.config, trace.events, trace.choices)
     if rule is None:
         typer.echo(f"{file}: every rule holds, so there is nothing to shrink", err=True)
         raise typer.Exit(FAILED)
-    found = with_status("Shrinking", lambda say: shrunk(trace.config, trace.events, say))
-    write_whole(output, dumps(Trace(found.config, found.events, trace.engine)))
+    found = with_status("Shrinking", lambda say: shrunk(trace.config, trace.events, say, trace.choices))
+    write_whole(output, dumps(Trace(found.config, found.events, trace.engine, found.choices)))
     typer.echo(f"{output}: {len(found.events):,} of {len(trace.events):,} events break {found.rule_id}")
 
 
@@ -205,7 +205,7 @@ def _step_through(file: Path) -> None:
     from spec.vocabulary import initial_state
 
     trace = load(file)
-    states, place = [initial_state(trace.config)], 0
+    states, place = [initial_state(trace.config, trace.choices)], 0
     while True:
         caption = caption_of(trace.events[place - 1]) if place else "an empty engine"
         typer.echo(f"{CLEAR}event {place} of {len(trace.events)}: {caption}\n\n{text(memory_map(states[place]))}\n")

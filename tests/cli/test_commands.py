@@ -15,6 +15,7 @@ from optimized.cli.screen import Screen, one_line, printable
 from optimized.cli.traces import CLEAR, replay
 from optimized.doctor import BASE, EXTRAS
 from optimized.engine import SymbolicEngine
+from spec.choices import Choices
 from spec.engine import Capability
 from spec.trace import Trace, dumps, load
 from spec.vocabulary import Allocate, Config, Start
@@ -260,6 +261,29 @@ def test_shrink_leaves_what_breaks_the_rule(run: Run, log: Path, tmp_path: Path)
     log.write_text(dumps(Trace(Config(num_blocks=3))))
     result = run("trace", "shrink", log, "-o", small)
     assert (result.exit_code, result.stderr) == (1, f"{log}: every rule holds, so there is nothing to shrink\n")
+
+
+def test_the_choices_of_a_log_are_those_of_its_engine(
+    run: Run, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Block 0 is kept by the engine: it is neither free nor handed out."""
+    choices = Choices(num_reserved_blocks=1)
+    log.write_text(dumps(Trace(Config(num_blocks=3), (Start(0, (5,)), Allocate(0, 1, (1,))), "mine", choices)))
+    result = run("trace", "shrink", log, "-o", tmp_path / "small")
+    assert (result.exit_code, result.stderr) == (1, f"{log}: every rule holds, so there is nothing to shrink\n")
+    log.write_text(dumps(Trace(Config(num_blocks=3), (Start(0, (5,)), Allocate(0, 1, (0,))), "mine", choices)))
+    assert run("trace", "shrink", log, "-o", tmp_path / "small").exit_code == 0
+    assert load(tmp_path / "small").choices == choices
+    keys = iter("nnq")
+    monkeypatch.setattr("typer.getchar", lambda: next(keys))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    replay(log)
+    assert next(line.split() for line in capsys.readouterr().out.splitlines() if "free" in line) == [
+        "seqs",
+        "free",
+        "free",
+    ]
 
 
 def test_a_log_that_is_none_is_refused_with_its_line(run: Run, log: Path) -> None:

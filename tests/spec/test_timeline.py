@@ -9,12 +9,29 @@ from xml.etree import ElementTree
 import pytest
 
 import optimized
+from spec.choices import Choices, Publication
 from spec.engine import Observer
 from spec.playback import MOST_MAPS_IN_SVG, html, svg
 from spec.shrink import Broken, first_broken, shrunk
 from spec.timeline import Doing, Timeline, timeline
 from spec.trace import Writer
-from spec.vocabulary import Config, Event, Publish, Request, Write
+from spec.vocabulary import (
+    Add,
+    Admit,
+    Allocate,
+    Append,
+    Begin,
+    Complete,
+    Config,
+    Event,
+    Finish,
+    FinishReason,
+    Publish,
+    Read,
+    Request,
+    Submit,
+    Write,
+)
 
 
 class Tape(list[Event]):
@@ -136,3 +153,22 @@ def test_a_rule_of_the_scheduler_keeps_its_requests(events: list[Event]) -> None
 def test_what_breaks_no_rule_is_not_shrunk(events: list[Event]) -> None:
     with pytest.raises(ValueError, match="every rule holds"):
         shrunk(CONFIG, events)
+
+
+AHEAD_OF_THE_DEVICE = Choices(publication=Publication.AT_SCHEDULE, num_reserved_blocks=1)
+PUBLISHED_EARLY: tuple[Event, ...] = (
+    *(Add(Request(0, (5, 6), 1, (0,))), Begin(0), Admit(0), Allocate(0, 2, (1,)), Publish(0, 0), Submit(0)),
+    *(Write(0, 0, (2, 3)), Read(0, (2, 3)), Append(0, (7,)), Finish(0, FinishReason.LENGTH), Complete(0)),
+)
+"""What an engine does that publishes at the schedule and keeps block 0 for itself."""
+
+
+def test_a_trace_is_judged_shrunk_and_drawn_under_the_choices_of_its_engine() -> None:
+    config = Config(num_blocks=3, block_size=2, prefix_cache=True)
+    assert first_broken(config, PUBLISHED_EARLY) == Broken(4, ("CACHE-6", "CACHE-1"))
+    assert first_broken(config, PUBLISHED_EARLY, AHEAD_OF_THE_DEVICE) is None
+    late = (*PUBLISHED_EARLY[:4], *PUBLISHED_EARLY[5:])
+    found = shrunk(config, late, choices=AHEAD_OF_THE_DEVICE)
+    assert (found.rule_id, found.choices, found.config.num_blocks) == ("CACHE-15", AHEAD_OF_THE_DEVICE, 2)
+    assert first_broken(found.config, found.events, found.choices) == Broken(len(found.events) - 1, ("CACHE-15",))
+    assert [step.num_free for step in timeline(config, PUBLISHED_EARLY, 1, AHEAD_OF_THE_DEVICE).steps] == [2]
