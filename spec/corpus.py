@@ -124,7 +124,7 @@ _LLM, _OUTPUTS, _TOKENIZER = "tests/llm/test_llm.py", "tests/llm/test_outputs.py
 _SAMPLING, _TEXT = "tests/models/test_sampling.py", "tests/spec/test_text.py"
 _ATTENTION, _BITS = "tests/kernels/test_attention.py", "tests/kernels/test_attention_bits.py"
 _READS, _CACHE = "tests/kernels/test_attention_reads.py", "tests/kernels/test_cache.py"
-_FP8 = "tests/kernels/test_fp8.py"
+_FP8, _PARAMS = "tests/kernels/test_fp8.py", "tests/llm/test_sampling_params.py"
 _LEDGER = "tests/spec/test_ledger.py"
 _KERNEL, _SERVED = "tests/conformance/test_kernel_level.py", "tests/conformance/test_served_level.py"
 
@@ -142,7 +142,8 @@ REMARKS: Mapping[str, str] = {
     "T4": "A matter of kernels and of the device, which the tests fill with poison.",
     "C4": "The rules know one cache; that every layer is copied is for the tests of the device.",
     "C6": "The stream is keyed by seed, sequence and position: a definition, whose tests compare the engines' draws.",
-    "P2": "The model identity is not in the key: an engine serves one model. Keys are compared in full.",
+    "P2": "Tokens, salt and everything before are in the key, and compared in full. An engine serves one model, and neither "
+    "adapters nor media; the digests of optimized name the model.",
     "P7": "Between look-up and use there is no event: the blocks of a hit get their holder at once.",
     "P9": "The rules know what is hit; that it is counted once is tested.",
     "P12": "Every block is either free or referenced, and either cached or not: four kinds, of which each block is one.",
@@ -151,10 +152,12 @@ REMARKS: Mapping[str, str] = {
     "K8": "A matter of kernels: the rules know slots and whole prefixes, and no numbers.",
     "X1": "The rules know calls that are refused; that an error in the middle concerns one request is tested.",
     "X2": "The rules know ids and sizes; the fields of sampling are checked when they are made.",
-    "X5": "An answer has text and ids, no log-probabilities yet: the ids are all that were drawn, also those cut off the text.",
+    "X5": "The ids of an answer are all that were drawn, also those cut off the text, and each has its log-probability. Level L5 "
+    "holds a server's text, tokens and log-probabilities together.",
     "X7": "What is drawn depends on the sequence's tokens, its seed, its number and the position, and on nothing else.",
     "X8": "Whoever holds a block has a live sequence, and an aborted request has none. Level L5 asks a server whose callers leave.",
-    "X9": "No engine hands them out yet: a definition, with which the sampler's function is compared.",
+    "X9": "A definition, with which what optimized hands out is compared, from a cold and from a warm cache and in chunks. Level L5 "
+    "asks a server alone and in company, cold and warm.",
 }
 
 TESTS: Mapping[str, tuple[str, ...]] = {
@@ -172,11 +175,19 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         f"{_LLM}::test_a_seed_fixes_the_samples",
         f"{_TEXT}::test_c6_siblings_draw_from_streams_of_their_own",
     ),
-    "P2": ("tests/optimized/test_prefix_cache.py::test_cache_3_a_collision_never_shows_foreign_tokens",),
+    "P2": (
+        "tests/optimized/test_prefix_cache.py::test_cache_3_a_collision_never_shows_foreign_tokens",
+        "tests/optimized/test_prefix_cache.py::test_a_digest_is_made_of_its_parents_and_its_tokens_length_first",
+        "tests/optimized/test_prefix_cache.py::test_two_processes_have_different_digests",
+    ),
     "P9": ("tests/optimized/test_prefix_cache.py::test_statistics_count_each_admission_once",),
     "P10": ("tests/optimized/test_prefix_cache.py::test_another_salt_finds_nothing",),
     "P11": (f"{_LLM}::test_a_prefix_cache_changes_nothing",),
     "P12": (f"{_LEDGER}::test_p12_every_block_is_of_one_of_four_kinds",),
+    "P13": (
+        "tests/optimized/test_kv_events.py::test_a_stream_of_anything_keeps_the_rules_and_ends_with_what_is_cached",
+        "tests/spec/test_kv_events.py::test_a_hash_may_be_in_two_blocks_and_is_removed_twice",
+    ),
     "R1": (f"{_LLM}::test_a_tiny_cache_preempts_and_changes_nothing",),
     "R3": (f"{_LLM}::test_what_is_streamed_grows_to_the_final_text",),
     "S6": (f"{_LLM}::test_an_abort_ends_one_request_and_no_other",),
@@ -229,7 +240,11 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         f"{_TEXT}::test_x4_the_pieces_are_the_text_that_is_decoded_at_once",
         f"{_TOKENIZER}::test_growing_text_is_the_text_of_all_bytes",
     ),
-    "X5": (f"{_TEXT}::test_x5_the_text_is_that_of_the_ids",),
+    "X5": (
+        f"{_TEXT}::test_x5_the_text_is_that_of_the_ids",
+        "tests/server/test_answers.py::test_a_stream_is_the_whole_in_pieces",
+        f"{_SERVED}::test_a_sabotaged_server_is_caught",
+    ),
     "X6": (
         f"{_TEXT}::test_x6_usage_counts_the_prompt_once_and_every_answer",
         f"{_SERVED}::test_a_sabotaged_server_is_caught",
@@ -240,7 +255,13 @@ TESTS: Mapping[str, tuple[str, ...]] = {
         f"{_LLM}::test_an_interrupted_answer_leaves_nothing_behind",
         f"{_SERVED}::test_a_sabotaged_server_is_caught",
     ),
-    "X9": (f"{_TEXT}::test_x9_a_log_probability_is_that_of_its_row",),
+    "X9": (
+        f"{_TEXT}::test_x9_a_log_probability_is_that_of_its_row",
+        f"{_PARAMS}::test_log_probabilities_are_those_of_the_model_before_anything_else",
+        f"{_PARAMS}::test_prompt_log_probabilities_are_whole_even_where_the_prefix_is_cached",
+        f"{_PARAMS}::test_x9_zero_log_probabilities_are_the_chosen_ones_and_none_are_none",
+        f"{_SERVED}::test_a_sabotaged_server_is_caught",
+    ),
     "X11": (
         f"{_SAMPLING}::test_probabilities_sum_to_one",
         f"{_SAMPLING}::test_logits_that_are_no_numbers_concern_their_own_row_only",
