@@ -1,4 +1,4 @@
-"""``python -m spec.proofs``: prove everything with z3, or with both solvers, and print the matrix."""
+"""``python -m spec.proofs``: prove everything with both solvers, or one, refute the mutations, and print the matrix."""
 
 import argparse
 import json
@@ -14,8 +14,10 @@ SOLVERS = {"z3": (Solver.Z3,), "cvc5": (Solver.CVC5,), "both": (Solver.Z3, Solve
 def main(arguments: list[str] | None = None) -> int:
     """0 if everything holds, else 1."""
     parser = argparse.ArgumentParser(prog="python -m spec.proofs", description="Prove the core for every size.")
-    parser.add_argument("--solver", choices=SOLVERS, default="z3", help="which solver to ask")
-    parser.add_argument("--mutations", action="store_true", help="also break the model, and see each clause fail")
+    parser.add_argument("--solver", choices=SOLVERS, default="both", help="which solver to ask")
+    parser.add_argument(
+        "--mutations", action=argparse.BooleanOptionalAction, default=True, help="break the model, and see clauses fail"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     chosen = parser.parse_args(arguments)
     report: Report = prove(SOLVERS[chosen.solver], mutations=chosen.mutations)

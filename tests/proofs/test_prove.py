@@ -7,6 +7,9 @@ import pytest
 
 pytest.importorskip("z3", reason="the extra 'formal' is not installed")
 
+from typer.testing import CliRunner
+
+from optimized.cli import app
 from spec.proofs.__main__ import main
 from spec.proofs.clauses import CLAUSES, STEP_CLAUSES
 from spec.proofs.ledger import RULE_OF_CLAUSE, RULE_OF_GUARD, RULE_OF_LAW
@@ -81,6 +84,25 @@ def test_a_failure_is_told_by_exit_status_and_name(
     monkeypatch.setattr("spec.proofs.__main__.prove", lambda *_, **__: broken)
     assert main([]) == 1
     assert "not proved by z3: initially: one_place (unknown)" in capsys.readouterr().out
+
+
+def test_both_solvers_and_the_mutations_are_what_is_asked_for_by_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = Report((check(next(iter(obligations()))),))
+    asked = list[tuple[tuple[Solver, ...], bool]]()
+
+    def proved(solvers: tuple[Solver, ...], *, mutations: bool, **_: object) -> Report:
+        asked.append((solvers, mutations))
+        return small
+
+    for where in ("spec.proofs.__main__.prove", "spec.proofs.prove.prove"):
+        monkeypatch.setattr(where, proved)
+    for quick in ([], ["--solver", "z3", "--no-mutations"]):
+        assert main(quick) == 0
+        assert CliRunner().invoke(app, ["spec", "prove", *quick]).exit_code == 0
+    assert asked == [((Solver.Z3, Solver.CVC5), True)] * 2 + [((Solver.Z3,), False)] * 2
+    assert "z3: 1 of 1 obligations proved" in capsys.readouterr().out
 
 
 def test_the_ledger_names_every_clause_and_no_other() -> None:
