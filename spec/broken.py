@@ -153,6 +153,15 @@ FULL = follow(
 """Two running requests have one block each, want another, and there is none."""
 SWAPPING = replace(FULL, config=replace(FULL.config, recovery=Recovery.SWAP))
 """The same in an engine that swaps."""
+ALICE_WANTS_THE_LAST_BLOCK = follow(
+    replace(
+        TWO_BLOCKS_BY_PRIORITY,
+        config=replace(TWO_BLOCKS_BY_PRIORITY.config, admission_rule=AdmissionRule.OPTIMISTIC),
+    ),
+    *(Add(replace(ALICE, priority=1)), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0), Append(0, (7,))),
+    *(Complete(1), Add(BOB), Begin(2)),
+)
+"""Alice runs, and takes the last block in this step; Bob waits and is more urgent."""
 BOB_IN_FLIGHT = follow(
     follow(TWO_BLOCKS_BY_PRIORITY, Add(ALICE), Add(BOB), Begin(1), *served(ALICE, 0), Submit(1), *computed(ALICE, 0)),
     *(Append(0, (7,)), Complete(1), Begin(2), *served(BOB, 1), Submit(2), Begin(3)),
@@ -439,9 +448,7 @@ EXAMPLES: tuple[Broken, ...] = (
         Submit(2),
     ),
     step_example("SCHED-10", "Bob is admitted before Alice.", TWO_BLOCKS_BY_PRIORITY, Add(ALICE), Add(BOB), Admit(1)),
-    step_example(
-        "SCHED-11", "Bob is admitted, and Alice has every block.", FULL, Preempt(1), Allocate(0, 1, (1,)), Admit(1)
-    ),
+    step_example("SCHED-11", "Bob is admitted, and Alice takes the last block.", ALICE_WANTS_THE_LAST_BLOCK, Admit(1)),
     step_example(
         "SCHED-12", "There is room for Bob, and he is left waiting.", WAITING, Begin(1), *served(ALICE, 0), Submit(1)
     ),

@@ -161,6 +161,7 @@ REMARKS: Mapping[str, str] = {
 }
 
 TESTS: Mapping[str, tuple[str, ...]] = {
+    "A7": ("tests/spec/test_lemmas.py::test_who_is_admitted_is_served_and_nobody_is_preempted_behind_it",),
     "A10": ("tests/optimized/test_pool.py::test_the_queue_is_sorted_whoever_leaves",),
     "T4": (
         f"{_CACHE}::test_a_token_goes_to_its_slot_and_padding_nowhere",

@@ -1,7 +1,7 @@
 """Lemmas: what follows from rules, so that no engine can be the first to break it. Tests show that they do follow."""
 
 from spec.preemption import blocks_for_step
-from spec.vocabulary import AdmissionRule, Fork, State
+from spec.vocabulary import AdmissionRule, Admit, Fork, State
 
 
 def fork_shares_everything(before: State, event: Fork, after: State) -> bool:
@@ -24,3 +24,14 @@ def no_evict_means_no_eviction(s: State) -> bool:
     still ask for; whoever is preempted while they lack nothing breaks PREEMPT-5.
     """
     return s.config.admission_rule is not AdmissionRule.NO_EVICT or blocks_for_step(s) <= len(s.free)
+
+
+def who_is_admitted_is_served(before: State, event: Admit, after: State) -> bool:
+    """When a request is admitted, what is free suffices for everybody who then runs, as far as this step goes.
+
+    So the estimate of every admission rule is sound, and nobody is preempted behind an admission: SCHED-11 counts what the
+    running ones still take in this step and what the newcomer wants, which is no less than what they then take, and
+    PREEMPT-5 lets nobody be preempted while they lack nothing. Hence the victims of a step come before its admissions,
+    whatever order an engine decides in, and a report need not say which it was.
+    """
+    return blocks_for_step(after) <= len(after.free)

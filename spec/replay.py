@@ -139,7 +139,8 @@ def events_of_step(before: State, report: StepReport, shown: State, sampled: Ite
     drawn from, if somebody knows.
 
     An engine need not say in which order it decided, so the order here is a fixed one: victims, room for whoever ran
-    already, admissions with their room, the device's work, samples, tokens, ends, publications. Copies count as
+    already, admissions with their room, the device's work, samples, tokens, ends, publications. (Nobody is preempted
+    behind an admission, by a lemma: of an engine that does so the admission is judged where the room was gone.) Copies count as
     decided with the room, unless the device made them after its first write.
     """
     if not before.requests and report == StepReport():

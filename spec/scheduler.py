@@ -3,6 +3,7 @@
 from spec.allocator import blocks_needed, give_back
 from spec.answers import Admission
 from spec.block_table import budget_left, is_drawing, num_tokens_ahead, room, share, share_left
+from spec.preemption import blocks_for_step
 from spec.prefix_cache import held_hits, longest_hit
 from spec.rules import state_rule, step_rule
 from spec.sharing import blocks_lacking, copies_owed, fork, growth, num_unborn, seq_ids_in_use
@@ -129,7 +130,7 @@ def admission(s: State, request_id: RequestId, budget: int) -> Admission:
 
     The watermark is left free at every admission but the first: an empty engine admits whatever fits.
     """
-    owed = sum(blocks_owed(s, running) for running in s.running)
+    owed = max(blocks_for_step(s), sum(blocks_owed(s, running) for running in s.running))
     spare = len(s.free) - owed - (s.config.watermark_blocks if s.running else 0)
     seats = s.config.max_num_seqs - seats_taken(s)
     wanted = blocks_wanted(s, request_id, min(budget, share(s.config)))
@@ -295,7 +296,11 @@ def only_the_head_is_admitted(before: State, event: Admit, after: State) -> bool
 @step_rule("SCHED-11", corpus="A7 R5")
 def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
     """A request is admitted only when seats and blocks suffice for it, for what those before it are owed, and, unless
-    nobody runs, for the watermark; and to a static batch only before a request of it has got a token."""
+    nobody runs, for the watermark; and to a static batch only before a request of it has got a token.
+
+    At least what the running ones still take in this step is owed, whatever the admission rule promises: so nobody is
+    preempted behind an admission (a lemma), and in which order an engine decides makes no difference.
+    """
     step_id = open_step(before)
     flight = before.flights[step_id] if step_id is not None else Flight()
     return admission(before, event.request_id, budget_left(before, flight)) is Admission.NOW

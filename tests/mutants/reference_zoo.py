@@ -147,6 +147,15 @@ REFERENCE_ZOO = [
         _CHUNKED,
     ),
     _fault(
+        "newcomers are admitted before those who run have their room",
+        _SCHEDULER,
+        "        if self._schedule_running(draft):\n            self._schedule_waiting(draft)\n",
+        "        self._schedule_waiting(draft)\n        self._schedule_running(draft)\n",
+        "SCHED-11",
+        "B-008",
+        replace(_CROWDED, num_blocks=6),
+    ),
+    _fault(
         "admission keeps a block too many",
         _ADMISSION,
         "<= pool.num_free - owed - watermark",

@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
+
 from reference.engine import make_engine
-from spec.broken import ALICE, ALONE, EQUALS, PROMISING, follow, served
+from spec.broken import ALICE, ALICE_WANTS_THE_LAST_BLOCK, ALONE, EQUALS, PROMISING, follow, served
 from spec.ledger import faults, walk_in, walk_under
-from spec.lemmas import fork_shares_everything, no_evict_means_no_eviction
+from spec.lemmas import fork_shares_everything, no_evict_means_no_eviction, who_is_admitted_is_served
 from spec.preemption import blocks_for_step
 from spec.rules import RULES, WITHDRAWN
 from spec.schedules import LOADS
 from spec.scope import LENSES
-from spec.vocabulary import Add, AdmissionRule, Append, Begin, Fork, Observe
+from spec.vocabulary import Add, AdmissionRule, Admit, Allocate, Append, Begin, Fork, Observe, Preempt
 
 RULES_OF_A_FORK = [RULES[rule_id] for rule_id in ("TABLE-8", "PREEMPT-4", "API-3")]
 FORKS = [taken for taken in walk_in(LENSES["fork"].small) if isinstance(taken[1], Fork)]
@@ -54,6 +56,34 @@ def test_it_is_the_admission_that_keeps_the_promise() -> None:
     greedy = follow(PROMISING, Add(replace(ALICE, prompt=(5,) * 7)), Begin(1), *served(ALICE, 0))
     greedy = replace(greedy, config=replace(greedy.config, max_num_batched_tokens=9))
     assert not no_evict_means_no_eviction(greedy)
+
+
+@pytest.mark.parametrize("rule", AdmissionRule)
+@pytest.mark.parametrize("name", LOADS)
+def test_who_is_admitted_is_served_and_nobody_is_preempted_behind_it(name: str, rule: AdmissionRule) -> None:
+    load = replace(LOADS[name], config=replace(LOADS[name].config, admission_rule=rule, num_blocks=4))
+    num_victims = num_admitted = 0
+    for before, event, after in (taken for seed in range(3) for taken in walk_under(load, make_engine, seed=seed)):
+        if isinstance(event, Begin):
+            num_admitted = 0
+        elif isinstance(event, Admit):
+            num_admitted += 1
+            assert who_is_admitted_is_served(before, event, after)
+        elif isinstance(event, Preempt):
+            num_victims += 1
+            assert num_admitted == 0
+    assert (num_victims > 0) is (rule is not AdmissionRule.NO_EVICT)
+
+
+def test_it_is_what_who_runs_takes_in_this_step_that_is_owed() -> None:
+    """Alice runs and takes the last block for her next token. If Bob is admitted first, one of them lacks a block."""
+    admitted = follow(ALICE_WANTS_THE_LAST_BLOCK, Admit(1))
+    assert not who_is_admitted_is_served(ALICE_WANTS_THE_LAST_BLOCK, Admit(1), admitted)
+    assert RULES["PREEMPT-5"].holds(follow(admitted, Allocate(1, 1, (1,))), Preempt(0), admitted)
+    assert not RULES["PREEMPT-5"].holds(ALICE_WANTS_THE_LAST_BLOCK, Preempt(0), admitted), (
+        "and before that she lacks none"
+    )
+    assert not RULES["SCHED-11"].holds(ALICE_WANTS_THE_LAST_BLOCK, Admit(1), admitted)
 
 
 def test_a_reason_to_withdraw_a_rule_names_rules() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from spec.block_table import budget_left
 from spec.broken import (
     ALICE,
+    ALICE_WANTS_THE_LAST_BLOCK,
     ALONE,
     BOB,
     EMPTY,
@@ -303,6 +304,13 @@ def test_sched_10_the_head_of_the_queue_is_admitted() -> None:
 def test_sched_11_admission_leaves_room() -> None:
     allows("SCHED-11", WAITING, Begin(1), *served(ALICE, 0), Admit(1))
     bites("SCHED-11")
+
+
+def test_sched_11_what_the_running_ones_take_in_this_step_is_owed() -> None:
+    """Also where the admission rule looks no further than the step: else the order of decisions would choose who runs."""
+    forbids("SCHED-11", ALICE_WANTS_THE_LAST_BLOCK, Admit(1))
+    larger = replace(ALICE_WANTS_THE_LAST_BLOCK, free=(1, 2))
+    assert admission(larger, 1, budget=1) is Admission.NOW
 
 
 def test_sched_11_the_budget_must_not_be_spent() -> None:
