@@ -8,6 +8,7 @@ from spec.block_table import slot_mapping
 from spec.choices import Choices, EvictionOrder, Publication
 from spec.replay import step
 from spec.vocabulary import (
+    Abort,
     Add,
     AdmissionRule,
     Admit,
@@ -532,6 +533,7 @@ EXAMPLES: tuple[Broken, ...] = (
         "Two prompts may be computed in parts, and one of them gets the budget for both.",
         follow(IN_SHARES, Add(replace(ALICE, prompt=(5, 6))), Begin(1), Admit(0), Allocate(0, 2, (0, 1))),
     ),
+    step_example("SCHED-28", "Bob is preempted and admitted again.", FULL, Preempt(1), Abort(0), Admit(1)),
     # attention
     step_example("ATTN-1", "The slots come in the wrong order.", EMPTY, *stored(0, (5, 6), (0, 1)), Read(0, (1, 0))),
     step_example("ATTN-2", "The tokens are right, the block is another sequence's.", EQUALS, Read(0, (1,))),

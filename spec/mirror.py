@@ -104,6 +104,11 @@ class Mirror:
         self.cached = {block: self._node_of(key) for block, key in s.cached.items()}
         self.block_of = {node: block for block, node in self.cached.items()}
 
+    @property
+    def is_preempting(self) -> bool:
+        """Whether the step that is being scheduled has preempted somebody."""
+        return any(live.preempting and not live.submitted for live in self.steps.values())
+
     def state(self) -> State:
         """The state. O(pool)."""
         return State(

@@ -152,7 +152,7 @@ class Monitor(Mirror):
         return True
 
     def _admit(self, request_id: RequestId) -> bool:
-        if self.waiting[:1] != [request_id] or self.choices.runs_in_admission_order:
+        if self.waiting[:1] != [request_id] or self.choices.runs_in_admission_order or self.is_preempting:
             return False
         seqs = self.seqs_of[request_id]
         if self.num_running + len(seqs) > self.config.max_num_seqs:

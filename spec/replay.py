@@ -269,6 +269,8 @@ def _begun(
         events.append(Admit(victim))
         events += _room_in_between(_follow(before, events), shown, victim)
         events += _preempted(_follow(before, events), shown, victim, swaps, held)
+    ended = {_request(before, event.seq) for event in report.finished}
+    events += [Admit(i) for i in victims if i in before.running and i in {*shown.running, *ended}]
     return [*events, Submit(step_id)]
 
 

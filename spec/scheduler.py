@@ -426,6 +426,17 @@ def nobody_gets_more_than_a_share(s: State) -> bool:
     return s.config.max_num_partial_prefills == 1 or all(count <= share(s.config) for count in counts)
 
 
+@step_rule("SCHED-28", corpus="S8 R5")
+def who_preempts_admits_nobody(before: State, event: Admit, after: State) -> bool:
+    """A step that has preempted somebody admits nobody.
+
+    What a victim gives back is for those who ran before it, and the head of the queue, most often the victim itself, comes
+    in with the next step. So who runs does not depend on the order in which an engine decides.
+    """
+    step_id = open_step(before)
+    return step_id is None or not before.flights[step_id].preempting
+
+
 def is_passed_over(s: State, flight: Flight, request_id: RequestId) -> bool:
     """Whether a sequence of the request has tokens to compute, and the step computes none of them."""
     return any(i not in flight.scheduled and room(s.seqs[i]) < s.seqs[i].num_tokens for i in seqs_of(s, request_id))

@@ -156,6 +156,15 @@ REFERENCE_ZOO = [
         replace(_CROWDED, num_blocks=6),
     ),
     _fault(
+        "a step that has preempted somebody admits",
+        _SCHEDULER,
+        "        if self._schedule_running(draft):\n",
+        "        if self._schedule_running(draft) or draft.preempted:\n",
+        "SCHED-28",
+        "B-123",
+        replace(_CROWDED, num_blocks=6, max_num_batched_tokens=3),
+    ),
+    _fault(
         "admission keeps a block too many",
         _ADMISSION,
         "<= pool.num_free - owed - watermark",

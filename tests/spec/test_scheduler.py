@@ -44,6 +44,7 @@ from spec.scheduler import (
     seats_taken,
 )
 from spec.vocabulary import (
+    Abort,
     Add,
     AdmissionRule,
     Admit,
@@ -494,6 +495,12 @@ def test_sched_25_a_sequence_whose_tokens_are_in_flight_is_not_passed_over() -> 
 def test_sched_26_a_rollback_is_for_sequences_that_nobody_serves() -> None:
     bites("SCHED-26")
     allows("SCHED-26", EMPTY, *stored(0, (5, 6), (0, 1)), Rollback(0, 1))
+
+
+def test_sched_28_a_step_that_has_preempted_somebody_admits_nobody() -> None:
+    allows("SCHED-28", FULL, Preempt(1), Abort(0), Submit(2), Complete(2), Begin(3), Admit(1))
+    allows("SCHED-28", WAITING, Admit(0))
+    bites("SCHED-28")
 
 
 def test_a_reader_without_a_table_holds_no_block() -> None:
