@@ -59,7 +59,9 @@ def explore(
     lens: Annotated[
         list[str] | None, typer.Option(help="A feature; again for another one. All of them by default.")
     ] = None,
-    scope: Annotated[str, typer.Option(help="small (seconds a lens) or large (minutes).")] = "small",
+    scope: Annotated[
+        str | None, typer.Option(help="small (seconds a lens) or large (minutes).", show_default="small")
+    ] = None,
     reach: Annotated[
         str | None, typer.Option(help="Look for a state, as in 'ref_count>=3 and not swapped', and stop there.")
     ] = None,
@@ -70,29 +72,40 @@ def explore(
         ),
     ] = None,
     num_blocks: Annotated[int | None, typer.Option(help="Blocks of the pool: a scope of your own.")] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens per block, in a scope of your own.")] = 2,
-    max_seqs: Annotated[int, typer.Option(help="The most live sequences.")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens of a sequence.")] = 4,
-    num_token_values: Annotated[int, typer.Option(help="Different tokens.")] = 2,
-    max_flights: Annotated[int, typer.Option(help="The most steps in flight.")] = 0,
-    num_host_blocks: Annotated[int, typer.Option(help="Host blocks; with some, sequences are swapped.")] = 0,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per block, in a scope of your own.", show_default="2")
+    ] = None,
+    max_seqs: Annotated[int | None, typer.Option(help="The most live sequences.", show_default="3")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens of a sequence.", show_default="4")] = None,
+    num_token_values: Annotated[int | None, typer.Option(help="Different tokens.", show_default="2")] = None,
+    max_flights: Annotated[int | None, typer.Option(help="The most steps in flight.", show_default="0")] = None,
+    num_host_blocks: Annotated[
+        int | None, typer.Option(help="Host blocks; with some, sequences are swapped.", show_default="0")
+    ] = None,
     prefix_cache: Annotated[bool, typer.Option("--prefix-cache", help="Publish, hit and evict blocks.")] = False,
     rollback: Annotated[bool, typer.Option("--rollback", help="Take tokens back.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Visit every reachable state of small scopes, one a feature, and check every rule in each."""
     import spec  # noqa: F401  enters the rules
-    from spec.scope import CACHE, FLIGHTS, PLAIN, ROLLBACK, SWAP, Scope
-    from spec.vocabulary import Config, InvalidConfig
+    from spec.vocabulary import InvalidConfig
 
+    own: dict[str, int | None] = {
+        "block_size": block_size,
+        "max_seqs": max_seqs,
+        "max_tokens": max_tokens,
+        "num_token_values": num_token_values,
+        "max_flights": max_flights,
+        "num_host_blocks": num_host_blocks,
+        "prefix_cache": prefix_cache or None,
+        "rollback": rollback or None,
+    }
     if num_blocks is not None:
-        config = Config(num_blocks, block_size, num_host_blocks=num_host_blocks, prefix_cache=prefix_cache)
-        wanted = ((CACHE, prefix_cache), (SWAP, num_host_blocks), (FLIGHTS, max_flights), (ROLLBACK, rollback))
-        operations = PLAIN.union(*(names for names, is_wanted in wanted if is_wanted))
-        own = Scope(config, max_seqs, max_tokens, num_token_values, max_flights, operations)
-        scopes, loads = {"own": own}, list[str]()
+        _left_out({"lens": lens, "scope": scope}, "with --num-blocks, which is a scope of your own")
+        scopes, loads = {"own": _own(num_blocks, {name: n for name, n in own.items() if n is not None})}, list[str]()
     else:
-        scopes, loads = _chosen(lens or [], scope, reach is not None)
+        _left_out(own, "without --num-blocks: it is about a scope of your own")
+        scopes, loads = _chosen(lens or [], scope or "small", reach is not None)
     if reach is not None:
         _look(reach, scopes if engine is None else _declared(scopes, engine), as_json)
         return
@@ -109,6 +122,29 @@ def explore(
         typer.echo(f"every one of {len(RULES)} rules holds")
     if broken:
         raise typer.Exit(FAILED)
+
+
+def _left_out(options: Mapping[str, object], why: str) -> None:
+    """None of these options was given: nobody would look at it."""
+    from spec.vocabulary import InvalidConfig
+
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidConfig(name, value, f"left out {why}")
+
+
+def _own(num_blocks: int, limits: Mapping[str, int]) -> Scope:
+    """A scope of the caller's own."""
+    from spec.scope import CACHE, FLIGHTS, PLAIN, ROLLBACK, SWAP, Scope
+    from spec.vocabulary import Config
+
+    of = {"block_size": 2, "max_seqs": 3, "max_tokens": 4, "num_token_values": 2, **limits}
+    features = {"prefix_cache": CACHE, "num_host_blocks": SWAP, "max_flights": FLIGHTS, "rollback": ROLLBACK}
+    operations = PLAIN.union(*(names for name, names in features.items() if of.get(name)))
+    host, cached = of.get("num_host_blocks", 0), bool(of.get("prefix_cache"))
+    config = Config(num_blocks, of["block_size"], num_host_blocks=host, prefix_cache=cached)
+    most = of["max_seqs"], of["max_tokens"], of["num_token_values"], of.get("max_flights", 0)
+    return Scope(config, *most, operations)
 
 
 def _together(looked: Sequence[Looked], broken: list[str]) -> Facts:

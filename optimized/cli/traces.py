@@ -14,7 +14,7 @@ from optimized.cli.printing import JsonOption, print_json, with_status
 if TYPE_CHECKING:
     from spec.vocabulary import Event
 
-TraceFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A log that --trace wrote.")]
+TraceFile = Annotated[Path, typer.Argument(help="A log that --trace wrote.")]
 
 CLEAR = "\x1b[2J\x1b[H"
 """Empties a terminal."""

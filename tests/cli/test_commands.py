@@ -183,6 +183,21 @@ def test_explore_visits_a_small_scope(run: Run) -> None:
     assert f"{found['num_states']:,} states" in run("spec", "explore", *options).stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("--num-blocks", 2, "--lens", "cache"), "lens"),
+        (("--num-blocks", 2, "--scope", "large"), "scope"),
+        (("--lens", "fork", "--max-tokens", 3), "max_tokens"),
+        (("--prefix-cache",), "prefix_cache"),
+    ],
+)
+def test_an_option_that_nobody_would_look_at_is_refused(run: Run, options: tuple[object, ...], name: str) -> None:
+    result = run("spec", "explore", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{name} is ") and ", it must be left out with" in result.stderr
+
+
 def without_swap(config: Config) -> SymbolicEngine:
     class Plainer(SymbolicEngine):
         profile = replace(SymbolicEngine.profile, capabilities=SymbolicEngine.profile.capabilities - {Capability.SWAP})
@@ -291,6 +306,19 @@ def test_a_log_that_is_none_is_refused_with_its_line(run: Run, log: Path) -> Non
     for command in ("check", "replay"):
         result = run("trace", command, log)
         assert (result.exit_code, result.stderr) == (2, f"{log}, line 1: this is no JSON object\n")
+
+
+def test_a_log_that_is_not_there_is_one_sentence(run: Run, tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "no", "No such file or directory"), (tmp_path, "Is a directory")):
+        for command in (
+            ("check",),
+            ("replay",),
+            ("render", "-o", tmp_path / "a.svg"),
+            ("shrink", "-o", tmp_path / "a"),
+        ):
+            result = run("trace", command[0], path, *command[1:])
+            assert (result.exit_code, result.stderr) == (2, f"{path}: {why}\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_that_is_cut_off_says_how_far_it_holds(run: Run, log: Path) -> None:
