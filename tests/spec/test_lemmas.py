@@ -6,10 +6,12 @@ import pytest
 
 from reference.engine import make_engine
 from spec.broken import ALICE, ALICE_WANTS_THE_LAST_BLOCK, ALONE, EQUALS, PROMISING, follow, served
+from spec.engine import Admission
 from spec.ledger import faults, walk_in, walk_under
 from spec.lemmas import fork_shares_everything, no_evict_means_no_eviction, who_is_admitted_is_served
 from spec.preemption import blocks_for_step
 from spec.rules import RULES, WITHDRAWN
+from spec.scheduler import admission
 from spec.schedules import LOADS
 from spec.scope import LENSES
 from spec.vocabulary import Add, AdmissionRule, Admit, Allocate, Append, Begin, Fork, Observe, Preempt
@@ -75,6 +77,15 @@ def test_who_is_admitted_is_served_and_nobody_is_preempted_behind_it(name: str, 
     assert (num_victims > 0) is (rule is not AdmissionRule.NO_EVICT)
 
 
+def test_sched_11_what_the_running_ones_take_in_this_step_is_owed() -> None:
+    """Also where the admission rule looks no further than the step: else the order of decisions would choose who runs."""
+    assert not RULES["SCHED-11"].holds(
+        ALICE_WANTS_THE_LAST_BLOCK, Admit(1), follow(ALICE_WANTS_THE_LAST_BLOCK, Admit(1))
+    )
+    larger = replace(ALICE_WANTS_THE_LAST_BLOCK, free=(1, 2))
+    assert admission(larger, 1, budget=1) is Admission.NOW
+
+
 def test_it_is_what_who_runs_takes_in_this_step_that_is_owed() -> None:
     """Alice runs and takes the last block for her next token. If Bob is admitted first, one of them lacks a block."""
     admitted = follow(ALICE_WANTS_THE_LAST_BLOCK, Admit(1))
@@ -83,7 +94,6 @@ def test_it_is_what_who_runs_takes_in_this_step_that_is_owed() -> None:
     assert not RULES["PREEMPT-5"].holds(ALICE_WANTS_THE_LAST_BLOCK, Preempt(0), admitted), (
         "and before that she lacks none"
     )
-    assert not RULES["SCHED-11"].holds(ALICE_WANTS_THE_LAST_BLOCK, Admit(1), admitted)
 
 
 def test_a_reason_to_withdraw_a_rule_names_rules() -> None:

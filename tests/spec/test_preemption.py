@@ -341,3 +341,9 @@ def test_every_preemption_of_a_request_counts() -> None:
 def test_a_preempted_request_waits_behind_whoever_is_more_urgent() -> None:
     carol = replace(BOB, request_id=2, seq_ids=(2,), priority=-1)
     assert follow(FULL, Add(carol), Preempt(1)).waiting == (2, 1)
+
+
+def test_sched_28_a_step_that_has_preempted_somebody_admits_nobody() -> None:
+    allows("SCHED-28", FULL, Preempt(1), Abort(0), Submit(2), Complete(2), Begin(3), Admit(1))
+    allows("SCHED-28", WAITING, Admit(0))
+    bites("SCHED-28")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from spec.block_table import budget_left
 from spec.broken import (
     ALICE,
-    ALICE_WANTS_THE_LAST_BLOCK,
     ALONE,
     BOB,
     EMPTY,
@@ -44,7 +43,6 @@ from spec.scheduler import (
     seats_taken,
 )
 from spec.vocabulary import (
-    Abort,
     Add,
     AdmissionRule,
     Admit,
@@ -307,13 +305,6 @@ def test_sched_11_admission_leaves_room() -> None:
     bites("SCHED-11")
 
 
-def test_sched_11_what_the_running_ones_take_in_this_step_is_owed() -> None:
-    """Also where the admission rule looks no further than the step: else the order of decisions would choose who runs."""
-    forbids("SCHED-11", ALICE_WANTS_THE_LAST_BLOCK, Admit(1))
-    larger = replace(ALICE_WANTS_THE_LAST_BLOCK, free=(1, 2))
-    assert admission(larger, 1, budget=1) is Admission.NOW
-
-
 def test_sched_11_the_budget_must_not_be_spent() -> None:
     wide = follow(EMPTY_PAIRS, Add(replace(ALICE, prompt=(5, 6))), Add(BOB))
     forbids("SCHED-11", wide, Begin(1), Admit(0), Allocate(0, 2, (0,)), Admit(1))
@@ -495,12 +486,6 @@ def test_sched_25_a_sequence_whose_tokens_are_in_flight_is_not_passed_over() -> 
 def test_sched_26_a_rollback_is_for_sequences_that_nobody_serves() -> None:
     bites("SCHED-26")
     allows("SCHED-26", EMPTY, *stored(0, (5, 6), (0, 1)), Rollback(0, 1))
-
-
-def test_sched_28_a_step_that_has_preempted_somebody_admits_nobody() -> None:
-    allows("SCHED-28", FULL, Preempt(1), Abort(0), Submit(2), Complete(2), Begin(3), Admit(1))
-    allows("SCHED-28", WAITING, Admit(0))
-    bites("SCHED-28")
 
 
 def test_a_reader_without_a_table_holds_no_block() -> None:
