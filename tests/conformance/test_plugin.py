@@ -118,7 +118,7 @@ def test_a_test_that_time_cuts_off_is_incomplete_and_no_pass(run: Run, tmp_path:
 )
 def test_an_expected_failure_must_fail(engine: str, outcome: str, status: int, run: Run, tmp_path: Path) -> None:
     (tmp_path / "fail.txt").write_text(f"somewhere/spec/conformance/{FORKS}  # counts\n")
-    options = ["--conformance-max-examples", "5", "--conformance-xfails", "fail.txt"]
+    options = ["--conformance-max-examples", "20", "--conformance-xfails", "fail.txt"]
     done = run("--engine", f"{FAULTY}:{engine}", "-k", "forks_share_blocks and not while", *options)
     assert (done.outcomes(), done.status) == ({FORKS: outcome}, status)
 
