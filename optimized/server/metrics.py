@@ -158,6 +158,8 @@ class Metrics:
         yield self._gauge("kvproof:blocks_in_use", "Blocks that somebody holds.", used)
         yield from self._slots()
         yield self._by("vllm:cache_config_info", "The cache's sizes.", self._sizes(), 1)
+        kept = self._engine.llm.grammars.num_kept_bytes
+        yield self._gauge("kvproof:grammar_cache_bytes", "About what grammars that are kept take.", kept)
         yield self._by("kvproof:self_check_info", "How the engine is judged.", {"mode": self._front.self_check}, 1)
         yield self._total("kvproof:rule_violations", "How often it broke a rule.", health.num_violations)
         yield self._total(

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import math
 import os
+import resource
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ from spec.vocabulary import InvalidConfig
 
 SECONDS_TO_TELL = 5
 """After the time to finish is over, requests are ended by us, and their clients told; uvicorn would only hang up."""
+
+OTHER_FILES = 256
+"""Files that are open besides connections: a usual limit of 1,024 would be met before that of connections."""
 
 FULL_STEPS = 8
 """So many steps' worth of prompts may wait, unless ``max_num_queued_tokens`` says something else."""
@@ -115,9 +119,18 @@ def serve(
     app, service = make_app(engine, names, limits, address.keys, front)
     server = _Server(uvicorn_config(app, address, limits), service)
     say(pool_sentence(names[0], llm.config))
+    allow_open_files(limits.max_connections + OTHER_FILES)
     if address.is_open:
         say(f"warning: everybody who reaches {address.host} may ask, there is no key")
     asyncio.run(_run(server, service, address, limits, say))
+
+
+def allow_open_files(count: int) -> None:
+    """Let this process have so many files and connections open, as far as whoever started it lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def make_engine(llm: LLM, limits: Limits) -> AsyncLLM:

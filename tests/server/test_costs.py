@@ -94,6 +94,15 @@ def test_what_costs_as_much_as_it_may_is_answered(server: RunningServer) -> None
         assert server.complete(prompt="a", max_tokens=2, ignore_eos=None, **body).status == 200, body
 
 
+def test_what_grammars_take_is_told(server: RunningServer) -> None:
+    assert server.complete(max_tokens=2, ignore_eos=None, **structured(regex="[cd]{3}")).status == 200
+    kept = server.engine.llm.grammars.num_kept_bytes
+    assert kept > 0
+    assert f'kvproof:grammar_cache_bytes{{engine="0",model_name="tiny"}} {kept:.1f}' in (
+        server.ask("GET", "/metrics").body.decode()
+    )
+
+
 def test_a_template_has_its_steps_and_its_length(server: RunningServer) -> None:
     long = server.chat(messages=[{"role": "user", "content": "x" * 230}], max_tokens=2)
     assert (long.status, "at most 200 are allowed" in long.json["error"]["message"]) == (400, True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import resource
 import socket
 import ssl
 import threading
@@ -23,7 +24,7 @@ from optimized.engine_thread import EngineStopped
 from optimized.server.errors import RequestError
 from optimized.server.front import Front
 from optimized.server.limits import Limits
-from optimized.server.serve import Address, uvicorn_config
+from optimized.server.serve import Address, allow_open_files, uvicorn_config
 from optimized.server.service import begun_late
 from optimized.server.stream import DONE, KEEP_ALIVE, kept_alive
 from tests.server.conftest import held, running, waited_for
@@ -132,6 +133,17 @@ def test_a_key_in_the_process_list_and_an_open_door_are_warned_of(
     assert warned == [False, False, True]
     addresses = (Address(), Address("0.0.0.0", keys=("k",)), Address("0.0.0.0", allow_unauthenticated=True))
     assert [each.is_open for each in addresses] == [False, False, True]
+
+
+def test_as_many_files_may_be_open_as_there_are_connections() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+        for count, most in ((400, 512), (1000, 1000), (1 << 30, before[1])):
+            allow_open_files(count)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(most, before[1]), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_behind_a_proxy_paths_begin_with_its_own(tiny: Checkpoint) -> None:
