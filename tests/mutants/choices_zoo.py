@@ -1,6 +1,8 @@
 """Sabotaged engines that choose otherwise: they publish at the schedule, and keep a block for padding. The engine that is
 sabotaged is the executable model of ``tests/spec``, which can choose either way."""
 
+from dataclasses import replace
+
 from spec.vocabulary import AdmissionRule, Config
 from tests.mutants.sabotage import Mutant
 
@@ -69,7 +71,7 @@ CHOICES_ZOO = [
         "            for seq_id in reversed(self._served(step_id)):\n                self._compute",
         "ATTN-1",
         "B-099",
-        _CACHED,
+        replace(_CACHED, num_blocks=32),
     ),
     _fault(
         "the block that became free last is taken first",

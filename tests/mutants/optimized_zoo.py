@@ -92,7 +92,7 @@ OPTIMIZED_ZOO = [
         "the watermark also holds for an empty engine",
         _ADMISSION,
         "- (config.watermark_blocks if running else 0)\n    wanted",
-        "- config.watermark_blocks\n    wanted",
+        "- (config.watermark_blocks if running or not pool.submitted else 0)\n    wanted",
         "SCHED-9",
         "B-150",
         _ONE_SPARE,
@@ -173,6 +173,7 @@ OPTIMIZED_ZOO = [
         "salt = ''\n        root = self._roots.get(salt)",
         "CACHE-7",
         "B-084",
+        _CACHED,
     ),
     _fault(
         "an abort of a waiting request leaves it in the queue",
