@@ -226,6 +226,32 @@ def test_sched_1_a_victim_that_was_not_in_the_step_gives_it_no_budget_back() -> 
     assert [len(write.slots) for write in report.writes] == [4]
 
 
+def test_whoever_is_recomputed_has_its_whole_window_again() -> None:
+    """A block of request 0 has left its window when an urgent request grows and takes all that it holds."""
+    config = Config(4, 1, 4, 4, window=3, policy=Policy.PRIORITY, admission_rule=AdmissionRule.OPTIMISTIC)
+    engine, follower = followed(config)
+    engine.add(request(0, (0,), 4, priority=1))
+    engine.step(next_token)
+    engine.step(next_token)
+    engine.add(request(1, (1,), 3))
+    num_dropped = []
+    while Preempt(0) not in follower.trace:
+        num_dropped.append(engine.snapshot().seqs[0].num_dropped_blocks)
+        engine.step(next_token)
+    assert num_dropped[-1] == 1
+    run(engine)
+
+
+def test_the_room_for_a_chunk_behind_a_hit_counts_the_hit() -> None:
+    """Two samples are computed again. The second begins a step after the first, behind what it hits, and lacks a block."""
+    config = Config(8, 2, 4, 3, prefix_cache=True, admission_rule=AdmissionRule.OPTIMISTIC)
+    engine, follower = followed(config)
+    engine.add(request(0, (0, 0), 8))
+    engine.add(request(1, (0, 0), 6, (1, 2)))
+    run(engine)
+    assert events(follower, Preempt) == [Preempt(1), Preempt(1)]
+
+
 def admitted_at_once(rule: AdmissionRule) -> int:
     """How many of three requests the first step admits: 4 tokens of prompt, 5 at most, 5 blocks, 2 tokens a step."""
     engine, _ = followed(replace(SMALL, num_blocks=5, max_num_batched_tokens=6, admission_rule=rule))
