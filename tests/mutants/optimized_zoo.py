@@ -240,8 +240,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "the step that was begun last ends first",
         _ENGINE,
-        "step = next(iter(self.scheduler.flights.values()))",
-        "step = next(reversed(self.scheduler.flights.values()))",
+        "step = next(iter(self.scheduler.flights.values()), None)",
+        "step = next(reversed(self.scheduler.flights.values()), None)",
         "API-3",
         "B-134",
         replace(_CHUNKED, max_num_seqs=1),
@@ -249,8 +249,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "a step in flight sees which blocks have left the tables since",
         _ENGINE,
-        "if step.is_torn else step.plan",
-        "if step.is_torn else replace("
+        "return None if step is None else step.plan",
+        "return None if step is None else replace("
         "step.plan, num_dropped_blocks=tuple([seq.num_dropped_blocks for seq in step.scheduled]))",
         "ATTN-1",
         "B-034",
