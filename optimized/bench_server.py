@@ -56,6 +56,7 @@ class InstantCore(TorchCore):
 
         limits = args.limits(checkpoint.config, max_num_seqs=256, max_num_batched_tokens=8192)
         self.config = args.sized(limits, args.num_gpu_blocks_override or 16384, 1)
+        self._overlaps = False  # a device that answers at once leaves nothing to hide
         self.device = InstantDevice()  # type: ignore[assignment]  # it has what a core asks of a device
         observer = make_observer(self.config) if make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model="nothing")
