@@ -249,8 +249,8 @@ OPTIMIZED_ZOO = [
     _fault(
         "a step in flight sees which blocks have left the tables since",
         _ENGINE,
-        "return None if step is None else step.plan",
-        "return None if step is None else replace("
+        "if step.is_torn else step.plan",
+        "if step.is_torn else replace("
         "step.plan, num_dropped_blocks=tuple([seq.num_dropped_blocks for seq in step.scheduled]))",
         "ATTN-1",
         "B-034",
