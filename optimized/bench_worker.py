@@ -1,6 +1,6 @@
 """An engine that stays up and serves one workload after the other: our side of ``kvproof bench compare``.
 
-    python -m optimized.bench_worker MODEL [--enable-prefix-caching] [--quantization int8]
+    python -m optimized.bench_worker MODEL [--enable-prefix-caching] [--quantization int8|gguf]
 
 When it is ready it prints a line of JSON. Then it reads lines of JSON with ``workload``, a file, and ``serial``, whether its
 requests are served one after the other, and answers each with a line: what ``bench offline`` says, and ``work``, how often

@@ -51,27 +51,33 @@ def cpu_path(
     return CpuPath(False, "float32" if dtype == "auto" else dtype, obstacle)
 
 
-def demand_int8(path: CpuPath | None) -> None:
-    """Raise ``InvalidConfig`` unless this path has weights in int8; None is that of a GPU."""
+QUANTIZATIONS = ("int8", "gguf")
+"""Weights that are not in bfloat16: rounded to 8 bits, or as a GGUF file has them."""
+
+
+def demand_narrow(path: CpuPath | None, quantization: str) -> None:
+    """Raise ``InvalidConfig`` unless this path has such weights; None is that of a GPU."""
     if path is None:
         why: str | None = "a GPU is taken"
     elif not path.is_vector:
         why = path.reason
     else:
-        why = why_not_int8()
+        why = why_not_narrow(quantization)
     if why is not None:
-        raise InvalidConfig("quantization", "int8", f"left out here, only the CPU's vector kernels have it: {why}")
+        raise InvalidConfig(
+            "quantization", quantization, f"left out here, only the CPU's vector kernels have it: {why}"
+        )
 
 
-def why_not_int8() -> str | None:
-    """Why the vector kernels have no weights in int8 here, or None if they have."""
+def why_not_narrow(quantization: str) -> str | None:
+    """Why the vector kernels have no such weights here, or None if they have."""
     from kernels.cpu import team
 
     if (why := team.why_not()) is not None:
         return why
     from kernels.cpu import instructions
 
-    return instructions.why_not_int8()
+    return instructions.why_not_int8() if quantization == "int8" else instructions.why_not_four_bits()
 
 
 def _obstacle(model: ModelConfig | None, dtype: str, block_size: int, kv_cache_dtype: str) -> str | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from optimized.cpu_path import cpu_path, num_threads, why_not_int8
+from optimized.cpu_path import cpu_path, num_threads, why_not_narrow
 from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
 from spec.vocabulary import InvalidConfig
 
@@ -50,6 +50,7 @@ class Findings:
     dtype: str | None
     kernels: str | None
     int8_weights: str | None
+    gguf_weights: str | None
     num_threads: int | None
     num_processors: int
     model_folder: str
@@ -73,6 +74,7 @@ class Findings:
             "numbers": f"weights and KV cache in {self.dtype}" if self.dtype else "",
             "kernels": self.kernels or "",
             "int8": self.int8_weights or "",
+            "gguf": self.gguf_weights or "",
             "threads": f"{self.num_threads} of {self.num_processors} processors" if self.num_threads else "",
             "models": self.model_folder,
             "default": self.default_model,
@@ -104,7 +106,8 @@ def examine() -> Findings:
         device_reason=reason,
         dtype=dtype,
         kernels=kernels,
-        int8_weights=None if device is None else _int8_weights(device == "cuda"),
+        int8_weights=None if device is None else _narrow_weights(device == "cuda", "int8", "in int8"),
+        gguf_weights=None if device is None else _narrow_weights(device == "cuda", "gguf", "in a file's own 4 bits"),
         num_threads=None if device is None else num_threads(None),
         num_processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         model_folder=str(home()),
@@ -157,10 +160,10 @@ def _kernels(on_gpu: bool) -> tuple[str, str]:
     return path.dtype, path.sentence
 
 
-def _int8_weights(on_gpu: bool) -> str:
-    """Whether there is ``--quantization int8`` here, or why not."""
-    why = "a GPU is taken" if on_gpu else why_not_int8()
-    return "weights can be in int8 (--quantization int8)" if why is None else f"no weights in int8: {why}"
+def _narrow_weights(on_gpu: bool, quantization: str, what: str) -> str:
+    """Whether there is this ``--quantization`` here, or why not."""
+    why = "a GPU is taken" if on_gpu else why_not_narrow(quantization)
+    return f"weights can be {what} (--quantization {quantization})" if why is None else f"no weights {what}: {why}"
 
 
 def _default_model() -> str:

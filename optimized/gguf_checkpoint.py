@@ -133,9 +133,9 @@ class GgufTensors(LazyTensors):
             ):  # scales that are not finite give numbers that are not, and the sampler says so
                 tensor = torch.from_numpy(gguf.quants.dequantize(source.data, source.tensor_type))
         if self._in_pairs and ".q_proj." in name:
-            return _in_halves(tensor, self._config.num_query_heads)
+            return in_halves(tensor, self._config.num_query_heads)
         if self._in_pairs and ".k_proj." in name:
-            return _in_halves(tensor, self._config.num_kv_heads)
+            return in_halves(tensor, self._config.num_kv_heads)
         return tensor
 
     def bytes_of(self, name: str) -> int:
@@ -144,7 +144,7 @@ class GgufTensors(LazyTensors):
         return int(source.n_elements) * (2 if source.tensor_type.name in ("F16", "BF16") else 4)
 
 
-def _in_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+def in_halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Rows of each head from neighbouring rotary pairs (GGUF's Llama) to pairs in halves.
 
     ``[num_heads * head_size, hidden_size]``, or a bias ``[num_heads * head_size]``, both before and after.

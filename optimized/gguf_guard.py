@@ -34,8 +34,8 @@ QUANT_GROUPS = {
 }
 
 
-def precheck(path: Path) -> None:
-    """Refuse a file that would make a parser allocate, loop or read beyond what the file has.
+def precheck(path: Path) -> Header:
+    """What lies where in a file; one that would make a parser allocate, loop or read beyond what the file has is refused.
 
     The library bounds neither counts nor dimensions nor alignment; after this walk every one of them is bounded, every
     string and tensor lies inside the file, and names are unique.
@@ -45,7 +45,7 @@ def precheck(path: Path) -> None:
             if os.fstat(file.fileno()).st_size < 24:
                 raise BadModelFile(path, "it is too short for a GGUF file")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                _walk(Cursor(path, data))
+                return _walk(Cursor(path, data))
     except (OSError, ValueError) as error:
         raise BadModelFile(path, f"it cannot be read ({error})") from error
 
@@ -67,6 +67,15 @@ class Extent:
         for length in self.shape:
             elements *= length
         return elements // group * group_bytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says about itself, after the check."""
+
+    architecture: str
+    extents: tuple[Extent, ...]
+    data_start: int  # the byte from which the tensors' offsets count
 
 
 class Cursor:
@@ -105,7 +114,7 @@ class Cursor:
         return self.data[start : start + length]
 
 
-def _walk(cursor: Cursor) -> None:
+def _walk(cursor: Cursor) -> Header:
     if cursor.data[cursor.skip(4) : cursor.position] != b"GGUF":
         raise BadModelFile(cursor.path, "it does not begin with GGUF")
     version = cursor.number("I")
@@ -115,14 +124,15 @@ def _walk(cursor: Cursor) -> None:
     for count, what in ((num_tensors, "tensors"), (num_fields, "metadata fields")):
         if count > MAX_ENTRIES:
             raise BadModelFile(cursor.path, f"it announces {count:,} {what}, at most {MAX_ENTRIES:,} are allowed")
-    alignment = _walk_fields(cursor, num_fields)
+    alignment, architecture = _walk_fields(cursor, num_fields)
     extents = _walk_tensors(cursor, num_tensors)
-    _check_extents(cursor, extents, alignment)
+    return Header(architecture, tuple(extents), _check_extents(cursor, extents, alignment))
 
 
-def _walk_fields(cursor: Cursor, num_fields: int) -> int:
-    """Step over all metadata; the alignment of the tensors' data."""
-    alignment, seen = 32, {b"GGUF.version", b"GGUF.tensor_count", b"GGUF.kv_count"}
+def _walk_fields(cursor: Cursor, num_fields: int) -> tuple[int, str]:
+    """Step over all metadata; the alignment of the tensors' data, and the architecture."""
+    alignment, architecture = 32, ""
+    seen = {b"GGUF.version", b"GGUF.tensor_count", b"GGUF.kv_count"}
     for _ in range(num_fields):
         key = cursor.text(MAX_NAME_BYTES)
         if key in seen:
@@ -137,11 +147,13 @@ def _walk_fields(cursor: Cursor, num_fields: int) -> int:
                 raise BadModelFile(
                     cursor.path, f"its alignment is {alignment:,}, a power of two up to {MAX_ALIGNMENT:,} is allowed"
                 )
+        elif key == b"general.architecture" and kind == STRING:
+            architecture = _shown(cursor.text(MAX_STRING_BYTES))
         elif kind == ARRAY:
             _walk_array(cursor, key)
         else:
             _walk_value(cursor, key, kind)
-    return alignment
+    return alignment, architecture
 
 
 def _walk_array(cursor: Cursor, key: bytes) -> None:
@@ -189,8 +201,8 @@ def _walk_tensors(cursor: Cursor, num_tensors: int) -> list[Extent]:
     return list(extents.values())
 
 
-def _check_extents(cursor: Cursor, extents: list[Extent], alignment: int) -> None:
-    """Tensors lie behind each other, aligned, and inside the file."""
+def _check_extents(cursor: Cursor, extents: list[Extent], alignment: int) -> int:
+    """Tensors lie behind each other, aligned, and inside the file; the byte from which their offsets count."""
     start = -(-cursor.position // alignment) * alignment
     room, position = len(cursor.data) - start, 0
     for extent in extents:
@@ -204,6 +216,7 @@ def _check_extents(cursor: Cursor, extents: list[Extent], alignment: int) -> Non
             raise BadModelFile(
                 cursor.path, f"it is cut off: tensor {extent.name} ends at {position:,}, the data at {max(room, 0):,}"
             )
+    return start
 
 
 def _shown(name: bytes) -> str:

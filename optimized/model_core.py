@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, FP8_SCALE_BYTES, bytes_per_block, num_blocks_for
 from optimized.checkpoint import Checkpoint, ModelConfig
-from optimized.cpu_path import CpuPath, cpu_path, demand_int8, num_threads
+from optimized.cpu_path import QUANTIZATIONS, CpuPath, cpu_path, demand_narrow, num_threads
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
@@ -98,8 +98,8 @@ class EngineArgs:
             raise InvalidConfig("swap_space", self.swap_space, "a number of GiB, at least 0")
         if self.swap_space and self.preemption_mode == "recompute":
             raise InvalidConfig("swap_space", self.swap_space, "left out where preemption_mode is recompute")
-        if self.quantization not in (None, "int8"):
-            raise InvalidConfig("quantization", self.quantization, "int8, or left out")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise InvalidConfig("quantization", self.quantization, f"{' or '.join(QUANTIZATIONS)}, or left out")
         choices_of = {
             "dtype": DTYPES,
             "kv_cache_dtype": KV_CACHE_DTYPES,
@@ -259,7 +259,7 @@ class TorchCore:
         config = checkpoint.config
         path = None if on_gpu else cpu_path(config, args.dtype, args.block_size, kv_cache_dtype=args.kv_cache_dtype)
         if args.quantization is not None:
-            demand_int8(path)
+            demand_narrow(path, args.quantization)
         dtype: torch.dtype = getattr(torch, chosen_dtype(args.dtype) if path is None else path.dtype)
         in_fp8 = args.kv_cache_dtype == "fp8"
         cell = (1, FP8_SCALE_BYTES) if in_fp8 else (dtype.itemsize, 0)
@@ -484,7 +484,12 @@ def cpu_model(
     if path.is_vector:
         from optimized.vector_model import VectorModel
 
-        return VectorModel(checkpoint.config, checkpoint.tensors, threads, in_int8=quantization is not None)
+        groups = None
+        if quantization == "gguf":
+            from optimized.gguf_groups import groups_of
+
+            groups = groups_of(checkpoint)
+        return VectorModel(checkpoint.config, checkpoint.tensors, threads, quantization == "int8", groups)
     from optimized.llama import LlamaModel
 
     return LlamaModel(checkpoint.config, checkpoint.tensors, dtype, "cpu", cache_dtype)

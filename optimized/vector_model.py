@@ -1,4 +1,4 @@
-"""The forward pass on a CPU by the vector kernels: weights in bf16 or int8, bf16 keys and values, float32 sums and residual.
+"""The forward pass on a CPU by the vector kernels: weights in bf16, int8 or 4 bits, bf16 keys and values, float32 sums and residual.
 
 All tokens of a step go through all layers in one parallel region, and a second one gives the logits of the rows that
 sample. Every sum of a row runs in an order that the row alone decides, so a sequence has the same bits in every batch.
@@ -6,7 +6,8 @@ sample. Every sum of a row runs in an order that the row alone decides, so a seq
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +15,31 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan
-from kernels.cpu.layout import CONTENDERS, LEFT, PackedWeight, pack_int8_weight, pack_weight, rounded_up
+from kernels.cpu.layout import (
+    CONTENDERS,
+    FOUR_BITS,
+    INT8,
+    LEFT,
+    Narrow,
+    PackedWeight,
+    pack_four_bits,
+    pack_int8_weight,
+    pack_weight,
+    rounded_up,
+)
 from kernels.cpu.memory import Arena, pool_of_zeros
 from kernels.cpu.task import PHASES
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
 from optimized.checkpoint import ModelConfig
 from optimized.llama import KVCache
-from optimized.weights import Layer, WeightReader
+from optimized.weights import WeightReader, matrices_of
+
+if TYPE_CHECKING:
+    from optimized.gguf_groups import GgufGroups
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""A layer's matrices, under the names of its record."""
 
 GROWTH = 64
 """Rows by which the buffers grow."""
@@ -31,11 +49,17 @@ class VectorModel:
     """A model like ``LlamaModel``, whose blocks hold their cells in the order of ``kernels.cpu.layout``.
 
     Its results are views of buffers: they hold until the next call. With ``in_int8`` the matrices of its layers are in
-    int8, from the numbers that they have in bf16; embedding and head are not.
+    int8, from the numbers that they have in bf16; with ``groups`` those that these have are as their file has them.
+    Embedding and head are in bf16.
     """
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, Tensor], num_threads: int, in_int8: bool = False
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        num_threads: int,
+        in_int8: bool = False,
+        groups: GgufGroups | None = None,
     ) -> None:
         self.config = config
         self.dtype = torch.bfloat16
@@ -44,11 +68,14 @@ class VectorModel:
         weights = WeightReader(config, tensors, self.dtype, self.device)
         embedding = weights.tensor("model.embed_tokens.weight").contiguous()
         arena = Arena()
-        self._layers = [_packed(weights.layer(index), arena, in_int8) for index in range(config.num_layers)]
+        pack = pack_int8_weight if in_int8 else pack_weight
+        self._layers = [_packed(weights, index, arena, pack, groups) for index in range(config.num_layers)]
         self._norm = weights.tensor("model.norm.weight").float()
         head = embedding if config.tie_word_embeddings else weights.tensor("lm_head.weight")
         self._head = pack_weight(head, arena=arena)
         self._records = layer_records([_addressed(layer) for layer in self._layers])
+        for name in MATRICES:
+            self._records[f"{name}_code"] = [_packed_of(layer, name).code for layer in self._layers]
         team = Team(num_threads)
         self._forward, self._logits = Workspace(team, config.num_layers), Workspace(team)
         for work in (self._forward, self._logits):
@@ -74,8 +101,9 @@ class VectorModel:
         )
         work.hold("embedding", embedding)
         work.gate_room()
-        if _packed_of(layer, "qkv").in_int8:
-            work.widened_room(max(_packed_of(layer, name).padded_depth for name in ("qkv", "o", "down")))
+        narrow = [self._deepest(how) for how in (INT8, FOUR_BITS)]
+        if any(narrow):
+            work.widened_room(max(narrow))
         self._logits.set(
             hidden_columns=config.hidden_size,
             hidden_depth=self._head.padded_depth,
@@ -85,6 +113,11 @@ class VectorModel:
         self._logits.hold("norm", self._norm)
         self._logits.hold("head", self._head.tiles)
         self._max_keys, self._block_size, self._num_rotations = 0, 0, 0
+
+    def _deepest(self, how: Narrow) -> int:
+        """The depth of the deepest weight that lies like that, 0 if none does."""
+        packed = [_packed_of(layer, name) for layer in self._layers for name in MATRICES]
+        return max((each.padded_depth for each in packed if each.narrow == how), default=0)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -198,6 +231,7 @@ class VectorModel:
             work.room("query", (config.num_kv_heads, capacity, group, config.head_size), LEFT)
             work.room("mixed", (capacity, config.num_query_heads, config.head_size), LEFT)
             work.room("gated", (capacity, columns["gate_up"]), LEFT)
+            work.readied_room(capacity, self._deepest(FOUR_BITS))
         if longest > self._max_keys or block_size != self._block_size:
             self._block_size = block_size
             self._max_keys = rounded_up(max(256, 1 << (longest - 1).bit_length()), block_size)
@@ -222,10 +256,11 @@ class VectorModel:
         self._records["value_cache"] = [cache.data_ptr() for cache in values]
 
 
-def _packed(layer: Layer, arena: Arena, in_int8: bool) -> dict[str, PackedWeight | Tensor | None]:
+def _packed(
+    weights: WeightReader, index: int, arena: Arena, pack: Callable[..., PackedWeight], groups: GgufGroups | None
+) -> dict[str, PackedWeight | Tensor | None]:
     """A layer's weights under the names of its record."""
-    gate, up = layer.gate_up.chunk(2)
-    pack = pack_int8_weight if in_int8 else pack_weight
+    layer = weights.vectors(index)
     query_norm, key_norm = layer.qk_norms or (None, None)
     singles = {
         "input_norm": layer.input_norm,
@@ -235,12 +270,15 @@ def _packed(layer: Layer, arena: Arena, in_int8: bool) -> dict[str, PackedWeight
         "query_norm": query_norm,
         "key_norm": key_norm,
     }
-    packed = {
-        "qkv": pack(layer.qkv, arena=arena),
-        "o": pack(layer.o, arena=arena),
-        "gate_up": pack(gate, up, arena=arena),
-        "down": pack(layer.down, arena=arena),
-    }
+    packed = {}
+    for name, names in matrices_of(index).items():
+        parts = [(each,) for each in names] if name == "gate_up" else [names]
+        as_they_are = [] if groups is None else [groups.joined(*part) for part in parts]
+        found = [each for each in as_they_are if each is not None]
+        if len(found) == len(parts):
+            packed[name] = pack_four_bits(*found, arena=arena)
+        else:
+            packed[name] = pack(*(weights.tensor(*part) for part in parts), arena=arena)
     return {**{name: None if vector is None else vector.float() for name, vector in singles.items()}, **packed}
 
 

@@ -12,18 +12,35 @@ from optimized.checkpoint import ConfigError, ModelConfig, tensor_shapes
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The weights of one layer."""
+class Vectors:
+    """The norms and biases of one layer."""
 
     input_norm: Tensor  # [hidden_size]
-    qkv: Tensor  # [(num_query_heads + 2 * num_kv_heads) * head_size, hidden_size]
-    o: Tensor  # [hidden_size, num_query_heads * head_size]
     mlp_norm: Tensor  # [hidden_size]
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    down: Tensor  # [hidden_size, intermediate_size]
     qkv_bias: Tensor | None  # [(num_query_heads + 2 * num_kv_heads) * head_size]
     o_bias: Tensor | None  # [hidden_size]
     qk_norms: tuple[Tensor, Tensor] | None  # each [head_size]
+
+
+@dataclass(frozen=True)
+class Layer(Vectors):
+    """The weights of one layer."""
+
+    qkv: Tensor  # [(num_query_heads + 2 * num_kv_heads) * head_size, hidden_size]
+    o: Tensor  # [hidden_size, num_query_heads * head_size]
+    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
+    down: Tensor  # [hidden_size, intermediate_size]
+
+
+def matrices_of(index: int) -> dict[str, tuple[str, ...]]:
+    """The tensors of a layer's matrices, those together that are one matrix."""
+    attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+    return {
+        "qkv": tuple(f"{attention}.{part}_proj.weight" for part in "qkv"),
+        "o": (f"{attention}.o_proj.weight",),
+        "gate_up": (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
+        "down": (f"{mlp}.down_proj.weight",),
+    }
 
 
 class WeightReader:
@@ -40,16 +57,17 @@ class WeightReader:
 
     def layer(self, index: int) -> Layer:
         """One of the model's layers, read now."""
+        qkv, o, gate_up, down = (self.tensor(*parts) for parts in matrices_of(index).values())
+        return Layer(**vars(self.vectors(index)), qkv=qkv, o=o, gate_up=gate_up, down=down)
+
+    def vectors(self, index: int) -> Vectors:
+        """A layer's norms and biases, read now."""
         prefix = f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention = f"{prefix}.self_attn"
         config, read = self.config, self.tensor
-        return Layer(
+        return Vectors(
             input_norm=read(f"{prefix}.input_layernorm.weight"),
-            qkv=read(*(f"{attention}.{part}_proj.weight" for part in "qkv")),
-            o=read(f"{attention}.o_proj.weight"),
             mlp_norm=read(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=read(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
-            down=read(f"{mlp}.down_proj.weight"),
             qkv_bias=read(*(f"{attention}.{part}_proj.bias" for part in "qkv")) if config.qkv_bias else None,
             o_bias=read(f"{attention}.o_proj.bias") if config.o_bias else None,
             qk_norms=(read(f"{attention}.q_norm.weight"), read(f"{attention}.k_norm.weight"))

@@ -40,8 +40,10 @@ def _hold_left(work: Workspace, x: Tensor, weight: PackedWeight) -> None:
     left = work.room("normed", (len(x), weight.padded_depth), LEFT)
     left[:, : weight.depth] = x
     work.set(rows=len(x), hidden_depth=weight.padded_depth)
-    if weight.in_int8:
+    work.set(head_code=weight.code)
+    if weight.narrow is not None:
         work.widened_room(weight.padded_depth)
+        work.readied_room(len(x), weight.padded_depth)
 
 
 def packed_attention(

@@ -26,7 +26,7 @@ class BFloat(ir.Type):
 LANES = 16
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS, MASK = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(ir.IntType(1), LANES)
-BYTES = ir.VectorType(ir.IntType(8), LANES)
+BYTES, HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.HalfType(), LANES)
 PAIRS, NARROW = ir.VectorType(BFloat(), 2 * LANES), ir.VectorType(BFloat(), LANES)
 ADDRESS = types.int64
 

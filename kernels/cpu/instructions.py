@@ -42,7 +42,7 @@ class InstructionSet:
     emit_dot: Callable  # (builder, sums, left, right): the sums plus both products
     emit_to_left: Callable  # (builder, floats): 16 numbers as those of a left matrix, to the nearest, NaN stays NaN
     emit_scale: Callable  # (builder, x, whole): x * 2**whole, for whole numbers from -127 to 128 and those beyond
-    has_int8: bool  # whether there are products with a right matrix in int8
+    has_narrow: bool  # whether there are products with a right matrix in int8 or 4 bits
 
 
 # AVX-512 for bf16: one instruction multiplies two numbers by two and adds both, in 16 lanes.
@@ -78,7 +78,7 @@ AVX512 = InstructionSet(
     emit_dot=_dot_of_pairs,
     emit_to_left=_narrowed,
     emit_scale=_scaled,
-    has_int8=False,
+    has_narrow=False,
 )
 
 
@@ -126,7 +126,7 @@ AVX2 = InstructionSet(
     emit_dot=_dot_of_floats,
     emit_to_left=_as_they_are,
     emit_scale=_scaled_by_exponent,
-    has_int8=True,
+    has_narrow=True,
 )
 
 
@@ -163,6 +163,14 @@ def why_not() -> str | None:
 
 def why_not_int8() -> str | None:
     """Why there are no weights in int8 with it, or None if there are."""
-    if HERE.has_int8:
-        return None
-    return f"the kernels for {HERE.name} have no product in int8, those of NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma have"
+    return None if HERE.has_narrow else _no_product("int8")
+
+
+def why_not_four_bits() -> str | None:
+    """Why there are no weights in groups of 4 bits with it, or None if there are."""
+    return None if HERE.has_narrow and "f16c" in target_features() else _no_product("4 bits")
+
+
+def _no_product(what: str) -> str:
+    variables = "NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c"
+    return f"the kernels for {HERE.name} have no product in {what}, those of {variables} have"

@@ -1,7 +1,7 @@
 """How weights and KV blocks lie in memory for the vector kernels: in the order in which they are read.
 
 A product reads its right matrix as rows of pairs, because one instruction of AVX-512 multiplies two bf16 numbers by two
-others and adds both to a sum. A weight is packed once, when it is loaded; in int8 it needs no pairs, as each number is widened
+others and adds both to a sum. A weight is packed once, when it is loaded; a narrow one needs no pairs, as each number is widened
 before it is multiplied. A KV block keeps its size and its place in the pool,
 only the cells inside it are in another order, so that whoever copies, swaps or shares whole blocks need not know.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.instructions import HERE, why_not_int8
+from kernels.cpu.instructions import HERE, why_not_four_bits, why_not_int8
 from kernels.cpu.memory import Arena
 
 TILE_COLUMNS = 48
@@ -21,12 +21,6 @@ TILE_COLUMNS = 48
 
 LEFT = torch.bfloat16 if HERE.left_bytes == 2 else torch.float32
 """The type of a product's left matrix."""
-
-GROUP = 64
-"""Numbers of a weight's row that have one scale in int8; the last of a row may be fewer."""
-
-SCALE_BYTES = 4 * TILE_COLUMNS
-"""The scales of a group of a tile, before its numbers."""
 
 GATE_ROWS = 32
 """Rows whose gate and up values stay in a thread's fastest cache until they are multiplied."""
@@ -48,18 +42,71 @@ def rounded_up(count: int, unit: int) -> int:
 
 
 @dataclass(frozen=True)
+class Narrow:
+    """How a weight lies in a tile whose numbers are whole ones of few bits: one group of its depth after the other.
+
+    Of a group come the scales of all columns, then their minima if it has them, then the numbers ``[depth / together,
+    TILE_COLUMNS, together]``. What is multiplied is scale * number + minimum.
+    """
+
+    code: int  # what a task's record calls it; 0 are weights in bf16
+    bits: int
+    group: int  # numbers of a row that have one scale; the last of a row may be fewer
+    scales: torch.dtype  # the type of a scale and of a minimum
+    has_minima: bool
+    together: int  # numbers of a column that lie together, the first in the lowest bits
+    turn: int  # numbers of a column that a kernel reads in one turn
+    widened_rows: int  # rows for which a tile is made one in bf16 first
+
+    @property
+    def scales_bytes(self) -> int:
+        """The scales of a group of a tile."""
+        return self.scales.itemsize * TILE_COLUMNS
+
+    @property
+    def head_bytes(self) -> int:
+        """What stands before the numbers of a group of a tile."""
+        return self.scales_bytes * (2 if self.has_minima else 1)
+
+    @property
+    def row_bytes(self) -> int:
+        """The numbers of a tile that lie side by side, of all columns."""
+        return self.together * self.bits * TILE_COLUMNS // 8
+
+    @property
+    def turn_bytes(self) -> int:
+        """The numbers of a tile that a kernel reads in one turn."""
+        return self.turn // self.together * self.row_bytes
+
+    def tile_bytes(self, depth: int) -> int:
+        """A tile of this depth."""
+        return depth // self.together * self.row_bytes + -(-depth // self.group) * self.head_bytes
+
+
+INT8 = Narrow(code=1, bits=8, group=64, scales=torch.float32, has_minima=False, together=1, turn=4, widened_rows=24)
+"""Weights that are rounded to 8 bits."""
+
+FOUR_BITS = Narrow(code=2, bits=4, group=32, scales=torch.float16, has_minima=True, together=8, turn=8, widened_rows=8)
+"""Weights as GGUF's types Q4_0 and Q4_1 have them."""
+
+
+@dataclass(frozen=True)
 class PackedWeight:
     """A weight ``[num_columns, depth]`` as bf16 ``[tiles, depth / 2, TILE_COLUMNS, 2]``, zeros where it was padded.
 
-    In int8, ``tiles`` are bytes: of each tile one group after the other, of a group ``TILE_COLUMNS`` scales in float32 and then
-    its numbers ``[GROUP, TILE_COLUMNS]``. With ``num_parts`` 2 the tiles of two weights of the same shape alternate.
+    If it is narrow, ``tiles`` are bytes. With ``num_parts`` 2 the tiles of two weights of the same shape alternate.
     """
 
     tiles: Tensor
     num_columns: int
     depth: int
     num_parts: int = 1
-    in_int8: bool = False
+    narrow: Narrow | None = None
+
+    @property
+    def code(self) -> int:
+        """What a task's record calls the way in which it lies."""
+        return 0 if self.narrow is None else self.narrow.code
 
     @property
     def padded_columns(self) -> int:
@@ -72,11 +119,9 @@ class PackedWeight:
 
     def numbers(self) -> Tensor:
         """What a product multiplies with, ``[num_parts, num_columns, depth]`` float32."""
-        if self.in_int8:
-            groups = [
-                _numbers_of_group(each) for each in torch.split(self.tiles, SCALE_BYTES + GROUP * TILE_COLUMNS, dim=1)
-            ]
-            rows = torch.cat(groups, dim=1)
+        if self.narrow is not None:
+            groups = torch.split(self.tiles, self.narrow.tile_bytes(self.narrow.group), dim=1)
+            rows = torch.cat([_numbers_of_group(each, self.narrow) for each in groups], dim=1)
         else:
             rows = self.tiles.float().transpose(2, 3).reshape(len(self.tiles), -1, TILE_COLUMNS)
         parts = rows.view(-1, self.num_parts, self.padded_depth, TILE_COLUMNS).permute(1, 0, 3, 2)
@@ -84,10 +129,23 @@ class PackedWeight:
         return whole[:, : self.num_columns, : self.depth]
 
 
-def _numbers_of_group(group: Tensor) -> Tensor:
-    """Of a group of each tile, as bytes, the numbers ``[tiles, depth, TILE_COLUMNS]`` float32."""
-    scales = group[:, :SCALE_BYTES].contiguous().view(torch.float32)
-    return scales.unsqueeze(1) * group[:, SCALE_BYTES:].reshape(len(group), -1, TILE_COLUMNS)
+def _numbers_of_group(group: Tensor, how: Narrow) -> Tensor:
+    """Of a group of each tile, as bytes, what is multiplied, ``[tiles, depth, TILE_COLUMNS]`` float32."""
+    heads = group[:, : how.head_bytes].contiguous().view(how.scales).float().view(len(group), -1, 1, TILE_COLUMNS)
+    cells = group[:, how.head_bytes :].reshape(len(group), -1, TILE_COLUMNS, how.together * how.bits // 8)
+    if how.bits == 4:
+        cells = torch.stack((cells & 15, cells >> 4 & 15), dim=-1).flatten(3)
+    numbers = cells.transpose(2, 3).reshape(len(group), -1, TILE_COLUMNS)
+    return heads[:, 0] * numbers + (heads[:, 1] if how.has_minima else 0)
+
+
+@dataclass(frozen=True)
+class FourBits:
+    """A weight ``[num_columns, depth]`` in groups of 32 numbers of 4 bits: scale * number + minimum."""
+
+    numbers: Tensor  # [num_columns, depth] uint8, up to 15
+    scales: Tensor  # [num_columns, depth / 32] float16
+    minima: Tensor  # like scales
 
 
 def in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,9 +155,9 @@ def in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     not finite has none that is.
     """
     num_columns, depth = weight.shape
-    padded = torch.zeros(num_columns, rounded_up(depth, GROUP))
+    padded = torch.zeros(num_columns, rounded_up(depth, INT8.group))
     padded[:, :depth] = weight
-    groups = padded.view(num_columns, -1, GROUP)
+    groups = padded.view(num_columns, -1, INT8.group)
     scales = groups.abs().amax(-1) / 127
     units = groups / torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
     numbers = units.nan_to_num(0.0).round_().clamp_(-127, 127).to(torch.int8)
@@ -111,24 +169,53 @@ def pack_int8_weight(*parts: Tensor, arena: Arena | None = None) -> PackedWeight
     if (reason := why_not_int8()) is not None:
         raise NotImplementedError(reason)
     num_columns, depth = parts[0].shape
-    num_tiles, padded_depth = rounded_up(num_columns, TILE_COLUMNS) // TILE_COLUMNS, rounded_up(depth, 4)
-    starts = range(0, padded_depth, GROUP)
-    size = padded_depth * TILE_COLUMNS + len(starts) * SCALE_BYTES
-    packed = (arena or Arena()).zeros((num_tiles, len(parts), size), torch.int8)
+    packed = _narrow_tiles(INT8, num_columns, depth, len(parts), arena)
     for index, part in enumerate(parts):
-        rows, scales = in_int8(part)
-        numbers = torch.zeros(num_tiles * TILE_COLUMNS, padded_depth, dtype=torch.int8)
-        numbers[:num_columns, :depth] = rows
-        of_group = torch.zeros(num_tiles * TILE_COLUMNS, len(starts))
-        of_group[:num_columns] = scales
-        tiles = numbers.view(num_tiles, TILE_COLUMNS, padded_depth).transpose(1, 2)
-        scales_of = of_group.view(num_tiles, TILE_COLUMNS, len(starts)).transpose(1, 2).contiguous().view(torch.int8)
-        for group, start in enumerate(starts):
-            to = packed[:, index, start * TILE_COLUMNS + group * SCALE_BYTES :]
-            cells = tiles[:, start : start + GROUP].reshape(num_tiles, -1)
-            to[:, :SCALE_BYTES] = scales_of[:, group]
-            to[:, SCALE_BYTES : SCALE_BYTES + cells.shape[1]] = cells
-    return PackedWeight(packed.view(-1, size), num_columns, depth, len(parts), in_int8=True)
+        numbers, scales = in_int8(part)
+        padded = torch.zeros(num_columns, rounded_up(depth, 4), dtype=torch.int8)
+        padded[:, :depth] = numbers
+        _fill(packed[:, index], INT8, padded, scales.unsqueeze(2))
+    return PackedWeight(packed.flatten(0, 1), num_columns, depth, len(parts), INT8)
+
+
+def pack_four_bits(*parts: FourBits, arena: Arena | None = None) -> PackedWeight:
+    """Weights of one shape in groups of 4 bits as one packed weight, in this arena's memory; no number is rounded."""
+    if (reason := why_not_four_bits()) is not None:
+        raise NotImplementedError(reason)
+    num_columns, depth = parts[0].numbers.shape
+    packed = _narrow_tiles(FOUR_BITS, num_columns, depth, len(parts), arena)
+    for index, part in enumerate(parts):
+        bytes_of = (part.numbers[:, ::2] | part.numbers[:, 1::2] << 4).view(torch.int8)
+        _fill(packed[:, index], FOUR_BITS, bytes_of, torch.stack((part.scales, part.minima), dim=2))
+    return PackedWeight(packed.flatten(0, 1), num_columns, depth, len(parts), FOUR_BITS)
+
+
+def _narrow_tiles(how: Narrow, num_columns: int, depth: int, num_parts: int, arena: Arena | None) -> Tensor:
+    """Zero bytes ``[tiles, num_parts, bytes of a tile]``."""
+    num_tiles = rounded_up(num_columns, TILE_COLUMNS) // TILE_COLUMNS
+    shape = (num_tiles, num_parts, how.tile_bytes(rounded_up(depth, 4)))
+    return (arena or Arena()).zeros(shape, torch.int8)
+
+
+def _fill(tiles: Tensor, how: Narrow, numbers: Tensor, heads: Tensor) -> None:
+    """Numbers ``[num_columns, bytes of the depth]`` and what stands before them, ``[num_columns, groups, 1 or 2]``, go to their tiles."""
+    num_tiles, num_columns, width = len(tiles), len(numbers), how.together * how.bits // 8
+    cells = torch.zeros(num_tiles * TILE_COLUMNS, numbers.shape[1], dtype=torch.int8)
+    cells[:num_columns] = numbers
+    before = torch.zeros(num_tiles * TILE_COLUMNS, *heads.shape[1:], dtype=how.scales)
+    before[:num_columns] = heads
+    rows = cells.view(num_tiles, TILE_COLUMNS, -1, width).transpose(1, 2).reshape(num_tiles, -1)
+    before = before.view(num_tiles, TILE_COLUMNS, -1).permute(0, 2, 1).contiguous()
+    starts = before.view(torch.int8).view(num_tiles, -1, how.head_bytes)
+    size = how.group // how.together * how.row_bytes
+    full, each = rows.shape[1] // size, how.head_bytes + size
+    whole = tiles[:, : full * each].view(num_tiles, full, each)
+    whole[..., : how.head_bytes] = starts[:, :full]
+    whole[..., how.head_bytes :] = rows[:, : full * size].view(num_tiles, full, size)
+    if rows.shape[1] > full * size:
+        rest = tiles[:, full * each :]
+        rest[:, : how.head_bytes] = starts[:, full]
+        rest[:, how.head_bytes :] = rows[:, full * size :]
 
 
 def pack_weight(*parts: Tensor, arena: Arena | None = None) -> PackedWeight:

@@ -2,12 +2,12 @@
 
 As much of a tile of C as they hold stays in vector registers. A is read two numbers at a time, which meet a row of pairs
 of B; how the two are multiplied is the instruction set's. B lies in the order in which it is read, ``[depth / 2, columns, 2]``. A row's sum runs over the depth in one order, whatever rows
-stand beside it, so a row has the same bits in every batch. B may be in int8 too: then the sum of each group of 64 along the
+stand beside it, so a row has the same bits in every batch. B may be narrow too, in int8 or in 4 bits: then the sum of each group along the
 depth is multiplied by the group's scale once.
 """
 
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from kernels.cpu.emit import (
@@ -15,6 +15,7 @@ from kernels.cpu.emit import (
     BYTES,
     F32,
     FLOATS,
+    HALVES,
     I64,
     INTS,
     LANES,
@@ -25,14 +26,13 @@ from kernels.cpu.emit import (
     emit_splat,
     emit_store,
 )
-from kernels.cpu.instructions import HERE
-from kernels.cpu.layout import GATE_ROWS, GROUP, SCALE_BYTES, TILE_COLUMNS
+from kernels.cpu.instructions import HERE, why_not_four_bits, why_not_int8
+from kernels.cpu.layout import FOUR_BITS, GATE_ROWS, INT8, TILE_COLUMNS
 from kernels.cpu.memory import LINE
-from kernels.cpu.vectors import LEFT_BYTES, LEFT_SHIFT, claim, silu_mul, wait_for
+from kernels.cpu.rows import readied_bytes, ready_rows
+from kernels.cpu.vectors import LEFT_BYTES, LEFT_SHIFT, claim, float32_at, silu_mul, wait_for
 
 UNROLL = 2  # steps of two numbers in one turn of the loop
-INT8_UNROLL = 4  # numbers in one turn, where B is in int8
-WIDENED_ROWS = 24  # rows for which a tile in int8 is made one in bf16 first
 UNIT_ROWS = 128  # rows that one thread claims at once
 
 
@@ -124,23 +124,24 @@ def scattered_kernel(num_rows, num_columns):
     return kernel
 
 
-def int8_kernel(num_rows, num_columns, accumulates=False, is_widened=False):
-    """C[num_rows, 16 * num_columns] = A @ B of float32 A and a tile B in int8, or plus what C was. ``depth`` is a multiple of 4.
+def narrow_kernel(how, num_rows, num_columns, is_widened=False):
+    """C[num_rows, 16 * num_columns] plus A @ B of float32 A and a narrow tile B.
 
-    ``wide`` is where the tile's numbers stand in bf16, if it is widened. The bits of C are the same.
+    ``wide`` is where the tile's numbers stand in bf16, if it is widened. The bits of C are the same. With minima, A is as ``rows.ready_rows``
+    makes it: the sum of a group's numbers, which meets its minimum, stands behind the row.
     """
 
     @intrinsic
     def kernel(context, a, lda, b, wide, depth, c, ldc):
         def codegen(context, builder, signature, arguments):
             a, lda, b, wide, depth, c, ldc = arguments
-            num_groups = builder.sdiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
+            num_groups = builder.sdiv(builder.add(depth, I64(how.group - 1)), I64(how.group))
 
             def emit_part(rows, columns):
                 zeros = [[emit_constant(0.0)] * len(columns) for _ in rows]
 
                 def group(i, held):
-                    scales, first, count = emit_group(builder, b, i, depth)
+                    scales, first, count = emit_group(builder, how, b, i, depth)
                     start = builder.add(a, builder.shl(first, I64(2)))
                     a_rows = [builder.add(start, builder.mul(lda, I64(row))) for row in rows]
                     if is_widened:
@@ -149,18 +150,25 @@ def int8_kernel(num_rows, num_columns, accumulates=False, is_widened=False):
                         pairs = builder.lshr(count, I64(1))
                         acc = emit_tile(builder, zeros, a_rows, part, I64(4 * TILE_COLUMNS), pairs)
                     else:
-                        part = builder.add(scales, I64(SCALE_BYTES + 16 * columns.start))
-                        acc = emit_int8_tile(builder, zeros, a_rows, part, count)
-                    factors = [emit_load(builder, builder.add(scales, I64(64 * column)), FLOATS) for column in columns]
+                        part = builder.add(scales, I64(how.head_bytes))
+                        acc = emit_narrow_tile(builder, how, zeros, a_rows, part, columns, count)
+                    if how.has_minima:
+                        sums = builder.add(a, builder.shl(builder.add(depth, i), I64(2)))
+                        places = [builder.add(sums, builder.mul(lda, I64(row))) for row in rows]
+                        totals = [emit_splat(builder, emit_load(builder, place, F32), FLOATS) for place in places]
+                        minima = emit_heads(builder, how, builder.add(scales, I64(how.scales_bytes)), columns)
+                        added = [(total, minimum) for total in totals for minimum in minima]
+                        held = [emit_fma(builder, *both, old) for both, old in zip(added, held, strict=True)]
+                    factors = emit_heads(builder, how, scales, columns)
                     sums = [value for row in acc for value in row]
                     return [
-                        emit_call(builder, "llvm.fma.v16f32", FLOATS, value, factor, old)
+                        emit_fma(builder, value, factor, old)
                         for value, factor, old in zip(sums, factors * len(rows), held, strict=True)
                     ]
 
                 flat = emit_loop(builder, num_groups, [value for row in zeros for value in row], group)
                 acc = [flat[i * len(columns) : (i + 1) * len(columns)] for i in range(len(rows))]
-                _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates)
+                _emit_store_tile(builder, acc, rows, columns, c, ldc, True)
 
             for rows, columns in parts(num_rows, num_columns):
                 emit_part(rows, columns)
@@ -171,77 +179,105 @@ def int8_kernel(num_rows, num_columns, accumulates=False, is_widened=False):
     return kernel
 
 
-def emit_group(builder, b, i, depth):
-    """Of a tile in int8, where the scales of group ``i`` stand, before its numbers, which number is its first, and how many it has."""
-    first = builder.mul(i, I64(GROUP))
+def emit_fma(builder, one, other, sums):
+    return emit_call(builder, "llvm.fma.v16f32", FLOATS, one, other, sums)
+
+
+def emit_heads(builder, how, address, columns):
+    """The scales or the minima of these columns, of 16 each, as float32."""
+    if how is INT8:
+        return [emit_load(builder, builder.add(address, I64(64 * column)), FLOATS) for column in columns]
+    halves = [emit_load(builder, builder.add(address, I64(32 * column)), HALVES, 2) for column in columns]
+    return [builder.fpext(half, FLOATS) for half in halves]
+
+
+def emit_group(builder, how, b, i, depth):
+    """Of a narrow tile, where group ``i`` begins, which number of the depth is its first, and how many it has."""
+    first = builder.mul(i, I64(how.group))
     left = builder.sub(depth, first)
-    count = builder.select(builder.icmp_signed("<", left, I64(GROUP)), left, I64(GROUP))
-    return builder.add(b, builder.mul(i, I64(SCALE_BYTES + GROUP * TILE_COLUMNS))), first, count
+    count = builder.select(builder.icmp_signed("<", left, I64(how.group)), left, I64(how.group))
+    return builder.add(b, builder.mul(i, I64(how.tile_bytes(how.group)))), first, count
 
 
-def emit_int8_tile(builder, acc, a_rows, b, count):
-    """``acc[row][column vector]`` plus A @ B over so many numbers of the depth, where B is in int8."""
-    columns = len(acc[0])
+def emit_bytes(builder, address, columns):
+    """Four rows of these columns, one after the other, of numbers in int8."""
+    for row in range(INT8.turn):
+        at = builder.add(address, I64(TILE_COLUMNS * row))
+        cells = [emit_load(builder, builder.add(at, I64(16 * column)), BYTES, 1) for column in columns]
+        yield [builder.sitofp(builder.sext(cell, INTS), FLOATS) for cell in cells]
+
+
+def emit_nibbles(builder, address, columns):
+    """Eight rows of these columns, one after the other, of numbers in 4 bits: each times 16 to the power of its place among them, but the last.
+
+    So none but the last is shifted. ``rows.ready_rows`` divides what they are multiplied with by as much.
+    """
+    words = [emit_load(builder, builder.add(address, I64(64 * column)), INTS) for column in columns]
+    for place in range(FOUR_BITS.together - 1):
+        mask = ir.Constant(INTS, [15 << 4 * place] * LANES)
+        yield [builder.sitofp(builder.and_(word, mask), FLOATS) for word in words]
+    yield [builder.sitofp(builder.lshr(word, ir.Constant(INTS, [28] * LANES)), FLOATS) for word in words]
+
+
+EMIT_ROWS = {INT8: emit_bytes, FOUR_BITS: emit_nibbles}
+
+
+def emit_narrow_tile(builder, how, acc, a_rows, b, columns, count):
+    """``acc[row][column vector]`` plus A @ B over so many numbers of the depth, where B is narrow."""
+    width = len(columns)
 
     def turn(i, held):
-        for step in range(INT8_UNROLL):
-            place = builder.add(builder.mul(i, I64(INT8_UNROLL)), I64(step))
-            b_row = builder.add(b, builder.mul(place, I64(TILE_COLUMNS)))
-            vectors = [emit_int8(builder, builder.add(b_row, I64(16 * column))) for column in range(columns)]
+        at = builder.add(b, builder.mul(i, I64(how.turn_bytes)))
+        for step, vectors in enumerate(EMIT_ROWS[how](builder, at, columns)):
+            place = builder.add(builder.mul(i, I64(how.turn)), I64(step))
             found = []
             for row, a_row in enumerate(a_rows):
                 number = emit_load(builder, builder.add(a_row, builder.shl(place, I64(2))), F32)
                 both = emit_splat(builder, number, FLOATS)
-                found += [
-                    emit_call(builder, "llvm.fma.v16f32", FLOATS, both, vector, value)
-                    for vector, value in zip(vectors, held[row * columns : (row + 1) * columns], strict=True)
-                ]
+                sums = held[row * width : (row + 1) * width]
+                found += [emit_fma(builder, both, vector, value) for vector, value in zip(vectors, sums, strict=True)]
             held = found
         return held
 
-    flat = emit_loop(builder, builder.sdiv(count, I64(INT8_UNROLL)), [value for row in acc for value in row], turn)
-    return [flat[row * columns : (row + 1) * columns] for row in range(len(acc))]
+    flat = emit_loop(builder, builder.sdiv(count, I64(how.turn)), [value for row in acc for value in row], turn)
+    return [flat[row * width : (row + 1) * width] for row in range(len(acc))]
 
 
-@intrinsic
-def widen_tile(context, b, depth, wide):
-    """The numbers of a tile in int8 as bf16, ``[depth / 2, TILE_COLUMNS, 2]`` without their scales: each has 7 bits, so none is rounded."""
+def widening(how):
+    """What makes the numbers of a narrow tile bf16, ``[depth / 2, TILE_COLUMNS, 2]`` without what stands before them: none is rounded."""
+    columns, upper = range(TILE_COLUMNS // 16), ir.Constant(INTS, [-(1 << 16)] * LANES)
 
-    def codegen(context, builder, signature, arguments):
-        b, depth, wide = arguments
-        num_groups = builder.sdiv(builder.add(depth, I64(GROUP - 1)), I64(GROUP))
-        upper = ir.Constant(INTS, [-(1 << 16)] * LANES)
+    @intrinsic
+    def widen_tile(context, b, depth, wide):
+        def codegen(context, builder, signature, arguments):
+            b, depth, wide = arguments
+            num_groups = builder.sdiv(builder.add(depth, I64(how.group - 1)), I64(how.group))
 
-        def group(i, held):
-            scales, first, count = emit_group(builder, b, i, depth)
+            def group(i, held):
+                start, first, count = emit_group(builder, how, b, i, depth)
 
-            def pair(j, held):
-                place = builder.shl(j, I64(1))
-                source = builder.add(scales, builder.add(I64(SCALE_BYTES), builder.mul(place, I64(TILE_COLUMNS))))
-                target = builder.add(wide, builder.mul(builder.add(first, place), I64(2 * TILE_COLUMNS)))
-                for column in range(0, TILE_COLUMNS, 16):
-                    one, two = (
-                        builder.bitcast(emit_int8(builder, builder.add(source, I64(column + row))), INTS)
-                        for row in (0, TILE_COLUMNS)
-                    )
-                    low = builder.lshr(one, ir.Constant(INTS, [16] * LANES))
-                    emit_store(
-                        builder, builder.or_(low, builder.and_(two, upper)), builder.add(target, I64(4 * column))
-                    )
+                def turn(j, held):
+                    source = builder.add(start, builder.add(I64(how.head_bytes), builder.mul(j, I64(how.turn_bytes))))
+                    place = builder.add(first, builder.mul(j, I64(how.turn)))
+                    rows = list(EMIT_ROWS[how](builder, source, columns))
+                    for row in range(0, how.turn, 2):
+                        target = builder.add(wide, builder.mul(builder.add(place, I64(row)), I64(2 * TILE_COLUMNS)))
+                        for column in columns:
+                            one, two = (builder.bitcast(rows[row + which][column], INTS) for which in range(2))
+                            low = builder.lshr(one, ir.Constant(INTS, [16] * LANES))
+                            pair = builder.or_(low, builder.and_(two, upper))
+                            emit_store(builder, pair, builder.add(target, I64(64 * column)))
+                    return []
+
+                emit_loop(builder, builder.sdiv(count, I64(how.turn)), [], turn)
                 return []
 
-            emit_loop(builder, builder.lshr(count, I64(1)), [], pair)
-            return []
+            emit_loop(builder, num_groups, [], group)
+            return context.get_dummy_value()
 
-        emit_loop(builder, num_groups, [], group)
-        return context.get_dummy_value()
+        return types.void(*[ADDRESS] * 3), codegen
 
-    return types.void(*[ADDRESS] * 3), codegen
-
-
-def emit_int8(builder, address):
-    """16 numbers in int8 as float32."""
-    return builder.sitofp(builder.sext(emit_load(builder, address, BYTES, 1), INTS), FLOATS)
+    return widen_tile
 
 
 def _emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates):
@@ -288,16 +324,16 @@ def _tile(accumulates):
     return tile
 
 
-def _int8_tile(accumulates):
-    """The same of a tile in int8, which has been widened if there are many rows.
+def _narrow_tile(how):
+    """A tile of C of any number of rows, plus what it was, of a narrow tile, which has been widened if there are many rows.
 
-    Nothing where there is no such product: nobody gets a weight in int8 there.
+    Nothing where there is no such product: nobody gets such a weight there.
     """
-    if not HERE.has_int8:
+    if (why_not_int8() if how is INT8 else why_not_four_bits()) is not None:
         return njit(lambda a, lda, rows, b, wide, depth, c, ldc: None)
     columns = TILE_COLUMNS // 16
-    climb = _ladder([int8_kernel(rows, columns, accumulates) for rows in (8, 4, 2, 1)])
-    widened = int8_kernel(8, columns, accumulates, is_widened=True)
+    four, two, one = (narrow_kernel(how, rows, columns) for rows in (4, 2, 1))
+    widened = narrow_kernel(how, 8, columns, is_widened=True)
 
     @njit(error_model="numpy")
     def tile(a, lda, rows, b, wide, depth, c, ldc):
@@ -305,40 +341,73 @@ def _int8_tile(accumulates):
         while wide != 0 and m + 8 <= rows:
             widened(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
             m += 8
-        climb(a + m * lda, lda, rows - m, b, wide, depth, c + m * ldc, ldc)
+        while m + 4 <= rows:
+            four(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
+            m += 4
+        if m + 2 <= rows:
+            two(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
+            m += 2
+        if m < rows:
+            one(a + m * lda, lda, b, wide, depth, c + m * ldc, ldc)
 
     return tile
 
 
 store_tile, add_tile = _tile(False), _tile(True)
-store_int8_tile, add_int8_tile = _int8_tile(False), _int8_tile(True)
+add_int8_tile, add_four_bit_tile = _narrow_tile(INT8), _narrow_tile(FOUR_BITS)
+widen_int8, widen_four_bits = widening(INT8), widening(FOUR_BITS)
+IN_INT8, IN_FOUR_BITS = INT8.code, FOUR_BITS.code
 
 
 @njit(error_model="numpy")
-def tile_bytes(depth, in_int8):
+def narrow_tile(code, accumulates, a, lda, rows, b, wide, depth, c, ldc):
+    """A tile of C, of a narrow tile B."""
+    if not accumulates:  # no kernels of their own for that: they would take long to compile
+        for row in range(rows):
+            carray(float32_at(c + row * ldc), TILE_COLUMNS)[:] = 0
+    if code == IN_INT8:
+        add_int8_tile(a, lda, rows, b, wide, depth, c, ldc)
+    else:
+        add_four_bit_tile(a, lda, rows, b, wide, depth, c, ldc)
+
+
+INT8_GROUP, INT8_ROW, INT8_HEAD = INT8.group, INT8.row_bytes, INT8.head_bytes
+FOUR_BIT_GROUP, FOUR_BIT_GROUP_BYTES = FOUR_BITS.group, FOUR_BITS.tile_bytes(FOUR_BITS.group)
+INT8_WIDENED_ROWS, FOUR_BIT_WIDENED_ROWS = INT8.widened_rows, FOUR_BITS.widened_rows
+
+
+@njit(error_model="numpy")
+def tile_bytes(depth, code):
     """The size of a packed weight's tile."""
-    if in_int8:
-        return depth * TILE_COLUMNS + (depth + GROUP - 1) // GROUP * SCALE_BYTES
+    if code == IN_INT8:
+        return depth * INT8_ROW + (depth + INT8_GROUP - 1) // INT8_GROUP * INT8_HEAD
+    if code == IN_FOUR_BITS:
+        return depth // FOUR_BIT_GROUP * FOUR_BIT_GROUP_BYTES
     return depth * TILE_COLUMNS * 2
 
 
 @njit(error_model="numpy")
-def widened_if_many(rows, b, depth, wide):
+def widened_if_many(code, rows, b, depth, wide):
     """``wide``, where the tile's numbers stand in bf16 now, or 0 if there are too few rows for that to pay."""
-    if rows < WIDENED_ROWS:
-        return 0
-    widen_tile(b, depth, wide)
-    return wide
+    if code == IN_INT8 and rows >= INT8_WIDENED_ROWS:
+        widen_int8(b, depth, wide)
+        return wide
+    if code == IN_FOUR_BITS and rows >= FOUR_BIT_WIDENED_ROWS:
+        widen_four_bits(b, depth, wide)
+        return wide
+    return 0
 
 
 @njit(error_model="numpy")
-def product(counters, a, lda, rows, weight, wide, depth, columns, c, ldc, accumulates):
+def product(counters, a, lda, rows, weight, code, wide, readied, depth, columns, c, ldc, accumulates):
     """A phase: C = A @ W, or plus what C was, of packed ``weight`` with so many (padded) columns and this depth.
 
-    ``wide`` is this thread's, for two tiles in bf16, if the weight is in int8, and else 0.
+    For a narrow weight, which ``code`` says, ``wide`` is this thread's, for two tiles in bf16; for one in 4 bits A goes to ``readied`` before.
     """
-    in_int8 = wide != 0
-    size = tile_bytes(depth, in_int8)
+    if code == IN_FOUR_BITS:
+        counters = ready_rows(counters, rows, a, lda, depth, readied)
+        a, lda = readied, readied_bytes(depth)
+    size = tile_bytes(depth, code)
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
     while True:
@@ -348,12 +417,9 @@ def product(counters, a, lda, rows, weight, wide, depth, columns, c, ldc, accumu
         tile, first = unit // row_blocks, (unit % row_blocks) * UNIT_ROWS
         count = min(UNIT_ROWS, rows - first)
         b, out = weight + tile * size, c + first * ldc + tile * TILE_COLUMNS * 4
-        if in_int8:
-            whole = widened_if_many(count, b, depth, wide)
-            if accumulates:
-                add_int8_tile(a + first * lda, lda, count, b, whole, depth, out, ldc)
-            else:
-                store_int8_tile(a + first * lda, lda, count, b, whole, depth, out, ldc)
+        if code != 0:
+            whole = widened_if_many(code, count, b, depth, wide)
+            narrow_tile(code, accumulates, a + first * lda, lda, count, b, whole, depth, out, ldc)
         elif accumulates:
             add_tile(a + first * lda, lda, count, b, depth // 2, out, ldc)
         else:
@@ -364,15 +430,17 @@ def product(counters, a, lda, rows, weight, wide, depth, columns, c, ldc, accumu
 
 
 @njit(error_model="numpy")
-def gate_up(counters, a, lda, rows, weight, wide, depth, columns, scratch, out, ldo):
+def gate_up(counters, a, lda, rows, weight, code, wide, readied, depth, columns, scratch, out, ldo):
     """A phase: ``out`` (left) = silu(A @ gate) * (A @ up), of so many (padded) columns; the tiles of the two alternate.
 
-    ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32, and so is ``wide``, as for ``product``.
+    ``scratch`` is this thread's, ``[GATE_ROWS, 2 * TILE_COLUMNS]`` float32; ``wide`` and ``readied`` as for ``product``.
     """
-    in_int8 = wide != 0
+    if code == IN_FOUR_BITS:
+        counters = ready_rows(counters, rows, a, lda, depth, readied)
+        a, lda = readied, readied_bytes(depth)
     row_blocks = (rows + UNIT_ROWS - 1) // UNIT_ROWS
     units = row_blocks * (columns // TILE_COLUMNS)
-    row_bytes, size = 8 * TILE_COLUMNS, tile_bytes(depth, in_int8)
+    row_bytes, size = 8 * TILE_COLUMNS, tile_bytes(depth, code)
     while True:
         unit = claim(counters)
         if unit >= units:
@@ -381,14 +449,14 @@ def gate_up(counters, a, lda, rows, weight, wide, depth, columns, scratch, out, 
         stop = min(rows, first + UNIT_ROWS)
         gates, ups = weight + 2 * tile * size, weight + (2 * tile + 1) * size
         wide_gates = wide_ups = 0
-        if in_int8:
-            wide_gates = widened_if_many(stop - first, gates, depth, wide)
-            wide_ups = widened_if_many(stop - first, ups, depth, wide + tile_bytes(depth, False))
+        if code != 0:
+            wide_gates = widened_if_many(code, stop - first, gates, depth, wide)
+            wide_ups = widened_if_many(code, stop - first, ups, depth, wide + tile_bytes(depth, 0))
         for m in range(first, stop, GATE_ROWS):
             count, up = min(GATE_ROWS, stop - m), scratch + 4 * TILE_COLUMNS
-            if in_int8:
-                store_int8_tile(a + m * lda, lda, count, gates, wide_gates, depth, scratch, row_bytes)
-                store_int8_tile(a + m * lda, lda, count, ups, wide_ups, depth, up, row_bytes)
+            if code != 0:
+                narrow_tile(code, False, a + m * lda, lda, count, gates, wide_gates, depth, scratch, row_bytes)
+                narrow_tile(code, False, a + m * lda, lda, count, ups, wide_ups, depth, up, row_bytes)
             else:
                 store_tile(a + m * lda, lda, count, gates, depth // 2, scratch, row_bytes)
                 store_tile(a + m * lda, lda, count, ups, depth // 2, up, row_bytes)

@@ -60,7 +60,9 @@ def forward(counters, g, thread):
             depth * LEFT_BYTES,
             rows,
             layer.qkv,
+            layer.qkv_code,
             wide,
+            g.readied,
             depth,
             g.qkv_columns,
             g.qkv,
@@ -78,7 +80,9 @@ def forward(counters, g, thread):
             mixed_depth * LEFT_BYTES,
             rows,
             layer.o,
+            layer.o_code,
             wide,
+            g.readied,
             mixed_depth,
             width,
             g.x,
@@ -94,7 +98,9 @@ def forward(counters, g, thread):
             depth * LEFT_BYTES,
             rows,
             layer.gate_up,
+            layer.gate_up_code,
             wide,
+            g.readied,
             depth,
             g.gate_columns,
             scratch,
@@ -108,7 +114,9 @@ def forward(counters, g, thread):
             g.gate_columns * LEFT_BYTES,
             rows,
             layer.down,
+            layer.down_code,
             wide,
+            g.readied,
             g.gate_depth,
             width,
             g.x,
@@ -126,7 +134,7 @@ def logits(counters, g, thread):
     counters = norm_rows(counters, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
     clock = lap(g, thread, NORM, clock)
     counters = product(
-        counters, g.normed, depth * LEFT_BYTES, rows, g.head, 0, depth, width, g.logits, width * 4, False
+        counters, g.normed, depth * LEFT_BYTES, rows, g.head, 0, 0, 0, depth, width, g.logits, width * 4, False
     )
     clock = lap(g, thread, HEAD, clock)
     likeliest_rows(counters, rows, g.logits, width, g.vocab_size, g.likeliest)
@@ -150,7 +158,9 @@ def run(g):
             depth * LEFT_BYTES,
             g.rows,
             g.head,
+            g.head_code,
             wide,
+            g.readied,
             depth,
             width,
             g.logits,
@@ -169,7 +179,9 @@ def run(g):
             depth * LEFT_BYTES,
             g.rows,
             g.head,
+            g.head_code,
             wide,
+            g.readied,
             depth,
             width,
             scratch,

@@ -8,7 +8,7 @@ OPERATIONS = ("forward", "logits", "product", "product_add", "gate_up", "attenti
 PHASES = ("embed", "norm", "qkv", "rotate, write", "attention", "o", "gate, up", "down", "head", "likeliest")
 """The parts of a step whose cycles are counted."""
 
-COUNTERS_PER_LAYER = 8
+COUNTERS_PER_LAYER = 12
 COUNTERS_BESIDE = 8
 """Cache lines of counters: one for each phase of a layer, and of what stands around the layers."""
 
@@ -34,7 +34,8 @@ NUMBERS = (
     "head_size",
     "block_size",
     "window",  # keys that a query sees, 0 for all
-    "widened_bytes",  # of each thread's, 0 if weights are in bf16
+    "widened_bytes",  # of each thread's, 0 if no weight is narrow
+    "head_code",  # how ``head`` lies (``kernels.cpu.layout``): 0 bf16, else narrow
 )
 # A matrix is "left" where a product reads it from that side: in bf16, or in float32 (``kernels.cpu.instructions``).
 ADDRESSES = (
@@ -64,6 +65,7 @@ ADDRESSES = (
     "counts",  # [rows] int64
     "counters",  # [cache lines] zeros
     "profile",  # [phases + 1] int64: cycles that the first thread has spent, and its clock when it last looked
+    "readied",  # [capacity, deepest + deepest / 32] float32: rows as a product of 4 bits takes them
     # Of each thread:
     "scores",  # [chunk_rows, max_keys] float32
     "weights",  # [chunk_rows, max_keys] left
@@ -72,7 +74,7 @@ ADDRESSES = (
     "factors",  # [chunk_rows] float32
     "masked",  # [2, block_size, head_size] bf16
     "gate_scratch",  # [GATE_ROWS, 2 * TILE_COLUMNS] float32
-    "widened",  # [2, deepest, TILE_COLUMNS] bf16: tiles of a weight in int8, 0 if weights are in bf16
+    "widened",  # [2, deepest, TILE_COLUMNS] bf16: tiles of a narrow weight, 0 if there is none
 )
 LAYER_ADDRESSES = (
     "input_norm",
@@ -90,4 +92,6 @@ LAYER_ADDRESSES = (
 )
 
 TASK = np.dtype([(name, np.int64) for name in (*NUMBERS, *ADDRESSES)] + [("eps", np.float32), ("scale", np.float32)])
-LAYER = np.dtype([(name, np.int64) for name in LAYER_ADDRESSES])
+LAYER_CODES = ("qkv_code", "o_code", "gate_up_code", "down_code")
+"""How a layer's weights lie."""
+LAYER = np.dtype([(name, np.int64) for name in (*LAYER_ADDRESSES, *LAYER_CODES)])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.cpu.layout import CHUNK_ROWS, GATE_ROWS, LEFT, TILE_COLUMNS
+from kernels.cpu.layout import CHUNK_ROWS, FOUR_BITS, GATE_ROWS, LEFT, TILE_COLUMNS
 from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.task import COUNTERS_BESIDE, COUNTERS_PER_LAYER, LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.team import Team
@@ -72,8 +72,12 @@ class Workspace:
         """What each thread needs for its part of the gated product."""
         self.room("gate_scratch", (self.team.num_threads, GATE_ROWS, 2 * TILE_COLUMNS), torch.float32)
 
+    def readied_room(self, rows: int, deepest: int) -> None:
+        """What products of 4 bits of at most this depth need for so many rows."""
+        self.room("readied", (rows, deepest + deepest // FOUR_BITS.group), torch.float32)
+
     def widened_room(self, deepest: int) -> None:
-        """What each thread needs for tiles of weights in int8 of at most this depth."""
+        """What each thread needs for tiles of narrow weights of at most this depth."""
         widened = self.room("widened", (self.team.num_threads, 2, deepest, TILE_COLUMNS), torch.bfloat16)
         self.set(widened_bytes=widened[0].nbytes)
 

@@ -68,7 +68,9 @@ def offline(
     ] = None,
     quantization: Annotated[
         str | None,
-        typer.Option(help="int8: the layers' weights in 8 bits, on a CPU.", show_default="none"),
+        typer.Option(
+            help="int8: the layers' weights in 8 bits; gguf: in the 4 bits of the file; on a CPU.", show_default="none"
+        ),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Where the time goes, as shares of all of it.")] = False,
     as_json: JsonOption = False,
@@ -123,7 +125,10 @@ def compare(
     serial: Annotated[bool, typer.Option("--serial", help="One request after the other, for latency.")] = False,
     quantization: Annotated[
         str | None,
-        typer.Option(help="int8: our layers' weights in 8 bits; the floor stays that of 16.", show_default="none"),
+        typer.Option(
+            help="int8: our layers' weights in 8 bits; gguf: in the file's 4; the floor stays that of 16.",
+            show_default="none",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -85,7 +85,9 @@ def generate(
     ] = "auto",
     quantization: Annotated[
         str | None,
-        typer.Option(help="int8: the layers' weights in 8 bits, on a CPU.", show_default="none"),
+        typer.Option(
+            help="int8: the layers' weights in 8 bits; gguf: in the 4 bits of the file; on a CPU.", show_default="none"
+        ),
     ] = None,
     self_check: Annotated[
         SelfCheck,

@@ -149,7 +149,10 @@ def serve(
     ] = "auto",
     quantization: Annotated[
         str | None,
-        typer.Option(envvar="KVPROOF_QUANTIZATION", help="int8: the layers' weights in 8 bits, on a CPU."),
+        typer.Option(
+            envvar="KVPROOF_QUANTIZATION",
+            help="int8: the layers' weights in 8 bits; gguf: in the 4 bits of the file; on a CPU.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(envvar="KVPROOF_SEED", help="For requests that bring none.")] = 0,
     scheduling_policy: Annotated[

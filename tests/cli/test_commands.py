@@ -118,10 +118,12 @@ def test_doctor_says_which_device_and_why(run: Run) -> None:
     assert found["environment"]["KVPROOF_HOME"] == found["model_folder"]
     text = run("doctor").stdout
     assert "in int8" in found["int8_weights"]
+    assert "4 bits" in found["gguf_weights"]
     for fact in (
         found["device_reason"],
         found["kernels"],
         found["int8_weights"],
+        found["gguf_weights"],
         found["model_folder"],
         found["default_model"],
     ):

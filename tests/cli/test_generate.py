@@ -194,7 +194,7 @@ def test_an_answer_without_a_limit_is_as_long_as_fits(run: Run, tiny_path: Path)
         (("--kv-cache-memory-bytes", 9), "kv_cache_memory_bytes is 9, it must be at least one block, 4,096 bytes"),
         (("--seed", -1), "seed is -1, it must be a whole number, at least 0"),
         (("--kv-cache-dtype", "fp4"), "kv_cache_dtype is 'fp4', it must be one of auto, fp8"),
-        (("--quantization", "int4"), "quantization is 'int4', it must be int8, or left out"),
+        (("--quantization", "int4"), "quantization is 'int4', it must be int8 or gguf, or left out"),
         (("--trace", "/no/such/folder/log"), "it must be a file in a folder that is there"),
         (("--kv-events", "/no/such/folder/log"), "it must be a file in a folder that is there"),
         (("--kv-events", "log", "--trace", "./log"), "it must be another file than that of the trace"),

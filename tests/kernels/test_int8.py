@@ -136,7 +136,7 @@ def test_an_instruction_set_without_such_a_product_says_so(monkeypatch: pytest.M
     monkeypatch.setattr(instructions, "HERE", instructions.AVX512)
     said = (
         "the kernels for AVX-512 for bf16 have no product in int8, "
-        "those of NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma have"
+        "those of NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c have"
     )
     assert instructions.why_not_int8() == said
     with pytest.raises(NotImplementedError, match="no product in int8"):

@@ -397,7 +397,7 @@ def test_as_many_parameters_as_prompts(llm: LLM) -> None:
             {"kv_cache_dtype": "fp8", "make_core": ReferenceCore},
             "kv_cache_dtype is 'fp8', it must be auto: the reference",
         ),
-        ({"quantization": "int4"}, "quantization is 'int4', it must be int8, or left out"),
+        ({"quantization": "int4"}, "quantization is 'int4', it must be int8 or gguf, or left out"),
         (
             {"quantization": "int8", "make_core": ReferenceCore},
             "quantization is 'int8', it must be left out: the reference",

@@ -16,6 +16,7 @@ from optimized.cli import app
 from optimized.llama import LlamaModel
 from reference import ReferenceModelEngine
 from spec.vocabulary import Config, Request
+from tests.kernels.test_four_bits import needs_four_bits
 from tests.kernels.test_int8 import needs_int8
 from tests.models.test_llama import Paged, dense_logits
 from tests.models.test_vector_model import needs_vectors
@@ -186,11 +187,16 @@ def test_transformers_says_the_same(
 
 @pytest.mark.slow
 @needs_vectors
+@pytest.mark.parametrize("quantization", [None, pytest.param("gguf", marks=needs_four_bits)])
 def test_the_vector_kernels_say_the_same_but_where_bfloat16_cannot_tell(
-    smollm2: Checkpoint, reference_tokens: list[list[tuple[int, float]]], bfloat16_bound: float
+    quantization: str | None,
+    smollm2: Checkpoint,
+    reference_tokens: list[list[tuple[int, float]]],
+    bfloat16_bound: float,
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=RECORDED["num_tokens"])
-    answers = LLM(smollm2, dtype="bfloat16").generate([case["prompt_token_ids"] for case in CASES], params)
+    llm = LLM(smollm2, dtype="bfloat16", quantization=quantization)
+    answers = llm.generate([case["prompt_token_ids"] for case in CASES], params)
     said = [answer.outputs[0].token_ids for answer in answers]
     # A bound that explained everything would show nothing.
     assert any(margin > bfloat16_bound for each in reference_tokens for _, margin in each)
@@ -198,8 +204,10 @@ def test_the_vector_kernels_say_the_same_but_where_bfloat16_cannot_tell(
 
 
 @pytest.mark.slow
-@needs_int8
-def test_with_weights_in_int8_the_capital_of_france_is_paris(smollm2: Checkpoint) -> None:
-    asked = ("generate", QUESTION[0]["content"], "--max-tokens", "12", "--quantization", "int8", "--model")
+@pytest.mark.parametrize(
+    "quantization", [pytest.param("int8", marks=needs_int8), pytest.param("gguf", marks=needs_four_bits)]
+)
+def test_with_narrow_weights_the_capital_of_france_is_paris(quantization: str, smollm2: Checkpoint) -> None:
+    asked = ("generate", QUESTION[0]["content"], "--max-tokens", "12", "--quantization", quantization, "--model")
     result = CliRunner().invoke(app, [*asked, str(smollm2.path)])
     assert (result.exit_code, result.stdout) == (0, "The capital of France is Paris.\n")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from optimized.checkpoint import ModelConfig, random_arrays, random_checkpoint
-from optimized.cpu_path import CpuPath, cpu_path, demand_int8
+from optimized.cpu_path import CpuPath, cpu_path, demand_narrow
 from optimized.llama import LlamaModel
 from spec.vocabulary import InvalidConfig
 from tests.kernels.test_int8 import needs_int8, rounded
@@ -72,7 +72,7 @@ def test_it_is_refused_by_a_sentence_that_says_why() -> None:
     ]
     for path, why in cases:
         with pytest.raises(InvalidConfig) as refused:
-            demand_int8(path)
+            demand_narrow(path, "int8")
         assert str(refused.value) == before + why
 
 
@@ -80,4 +80,4 @@ def test_it_is_refused_where_the_processors_kernels_have_no_such_product(monkeyp
     instructions = pytest.importorskip("kernels.cpu.instructions")
     monkeypatch.setattr(instructions, "HERE", instructions.AVX512)
     with pytest.raises(InvalidConfig, match="quantization is 'int8', it must be left out here"):
-        demand_int8(CpuPath(True, "bfloat16", "this processor has it"))
+        demand_narrow(CpuPath(True, "bfloat16", "this processor has it"), "int8")

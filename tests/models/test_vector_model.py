@@ -1,7 +1,7 @@
 """The forward pass by the vector kernels: within the bound of its precision, and the same bits in every batch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -61,12 +61,16 @@ def logits_of(model: Any, chunks: list[list[list[int]]], together: bool = True) 
 
 
 def assert_same_bits_however_served(config: ModelConfig, in_int8: bool = False) -> None:
-    """Alone, in a batch, in chunks, and by one thread."""
-    model = vector_model(config, in_int8=in_int8)
+    assert_same_bits(lambda num_threads: vector_model(config, num_threads, in_int8=in_int8))
+
+
+def assert_same_bits(make: Callable[[int], Any]) -> None:
+    """Alone, in a batch, in chunks, and by one thread, of the model with so many threads."""
+    model = make(2)
     together = logits_of(model, [[prompt] for prompt in PROMPTS])
     alone = logits_of(model, [[prompt] for prompt in PROMPTS], together=False)
     cut = logits_of(model, [chunks_of(prompt, [1, 2, 11, 30]) for prompt in PROMPTS])
-    one_thread = logits_of(vector_model(config, num_threads=1, in_int8=in_int8), [[prompt] for prompt in PROMPTS])
+    one_thread = logits_of(make(1), [[prompt] for prompt in PROMPTS])
     for expected, *others in zip(together, alone, cut, one_thread, strict=True):
         assert all(torch.equal(expected, other) for other in others)
 

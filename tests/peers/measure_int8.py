@@ -1,10 +1,10 @@
-"""What int8 weights cost in quality: perplexity of a fixed text, and how often the likeliest token is another one.
+"""What weights in fewer bits cost in quality: perplexity of a fixed text, and how often the likeliest token is another one.
 
     python -m tests.peers.measure_int8 [--tokens 1024] [MODEL]
 
 Weights are rounded to 8 bits with a scale for each group of them along a row, and then computed with in float32, like every
 other operand: so this is the rounding alone, whatever kernel does it. Then the engine's own weights and kernels, in bfloat16
-and as ``--quantization int8`` has them, one held against the other. Embeddings and norms keep their numbers. The text is
+and as ``--quantization int8`` and ``gguf`` have them, held against the first. Embeddings and norms keep their numbers. The text is
 Python's own manual as ``pydoc`` has it, cut into windows of 256 tokens.
 """
 
@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from optimized.checkpoint import Checkpoint, LazyTensors, load_checkpoint
-from optimized.cpu_path import why_not_int8
+from optimized.cpu_path import why_not_narrow
 from optimized.llama import LlamaModel
+from spec.vocabulary import InvalidConfig
 
 if TYPE_CHECKING:
+    from optimized.gguf_groups import GgufGroups
     from optimized.vector_model import VectorModel
 
 WINDOW = 256
@@ -75,11 +77,18 @@ def in_float32(checkpoint: Checkpoint) -> Iterator[tuple[str, LlamaModel]]:
 
 def by_the_engine(checkpoint: Checkpoint) -> Iterator[tuple[str, VectorModel]]:
     """The model as the vector kernels have it."""
+    from optimized.gguf_groups import groups_of
     from optimized.vector_model import VectorModel
 
-    for narrow in (False, True):
-        name = f"the engine, {'int8' if narrow else 'bfloat16'}"
-        yield name, VectorModel(checkpoint.config, checkpoint.tensors, torch.get_num_threads(), in_int8=narrow)
+    def made(in_int8: bool = False, groups: GgufGroups | None = None) -> VectorModel:
+        return VectorModel(checkpoint.config, checkpoint.tensors, torch.get_num_threads(), in_int8, groups)
+
+    yield "the engine, bfloat16", made()
+    yield "the engine, int8", made(in_int8=True)
+    try:
+        yield "the engine, the file's 4 bits", made(groups=groups_of(checkpoint))
+    except InvalidConfig as error:
+        print(f"no weights as the file has them: {error}")
 
 
 def show(models: Iterator[tuple[str, LlamaModel]] | Iterator[tuple[str, VectorModel]], windows: torch.Tensor) -> None:
@@ -92,7 +101,7 @@ def show(models: Iterator[tuple[str, LlamaModel]] | Iterator[tuple[str, VectorMo
         likeliest = best if likeliest is None else likeliest
         same = (best == likeliest).double().mean().item()
         print(
-            f"{name:28} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %", flush=True
+            f"{name:30} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %", flush=True
         )
 
 
@@ -112,10 +121,10 @@ def main() -> None:
         flush=True,
     )
     show(in_float32(checkpoint), windows)
-    if (reason := why_not_int8()) is None:
+    if (reason := why_not_narrow("gguf")) is None:
         show(by_the_engine(checkpoint), windows)
     else:
-        print(f"the engine has no weights in int8: {reason}")
+        print(f"the engine has no such weights: {reason}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The vector kernels beside torch on this CPU, in turn: matrix products, whole steps, what huge pages, int8 and contenders save.
+"""The vector kernels beside torch on this CPU, in turn: matrix products, whole steps, what huge pages, fewer bits and contenders save.
 
     OMP_NUM_THREADS=1 python -m tests.peers.measure_vectors
 
@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from kernels.cpu.instructions import why_not_int8
-from kernels.cpu.layout import LEFT, PackedWeight, pack_int8_weight, pack_weight
+from kernels.cpu.instructions import why_not_four_bits, why_not_int8
+from kernels.cpu.layout import LEFT, FourBits, PackedWeight, pack_four_bits, pack_int8_weight, pack_weight
 from kernels.cpu.memory import Arena
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace
@@ -48,10 +48,18 @@ def products(weights: Sequence[PackedWeight], rows: int, team: Team) -> Callable
         work.room("logits", (rows, weight.padded_columns), torch.float32)
         work.hold("head", weight.tiles)
         work.set(rows=rows, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
-        if weight.in_int8:
+        work.set(head_code=weight.code)
+        if weight.narrow is not None:
             work.widened_room(weight.padded_depth)
+            work.readied_room(rows, weight.padded_depth)
         works.append(work)
     return lambda: [work.run("product") for work in works] and None
+
+
+def groups(num_columns: int, depth: int) -> FourBits:
+    """A weight in groups of 4 bits, with numbers by chance."""
+    scales = torch.rand(num_columns, depth // 32).half()
+    return FourBits(torch.randint(0, 16, (num_columns, depth), dtype=torch.uint8), scales, -8 * scales)
 
 
 def steps() -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
@@ -93,7 +101,12 @@ def main() -> None:
     plain = [torch.randn(shape).bfloat16() for _ in range(LAYERS) for shape in SHAPES]
     packed = [pack_weight(weight, arena=arena) for weight in plain]
     small_pages = [PackedWeight(each.tiles.clone(), each.num_columns, each.depth) for each in packed]
-    in_int8 = [] if why_not_int8() else [pack_int8_weight(weight, arena=arena) for weight in plain]
+    narrow = {
+        "int8": [] if why_not_int8() else [pack_int8_weight(weight, arena=arena) for weight in plain],
+        "4 bits": []
+        if why_not_four_bits()
+        else [pack_four_bits(groups(*weight.shape), arena=arena) for weight in plain],
+    }
     wide = [weight.float() for weight in plain]
     for rows in (1, 8, 64, 256):
         some = len(plain) if rows <= 8 else len(plain) // 5  # more than the caches hold, and no more than patience does
@@ -109,8 +122,9 @@ def main() -> None:
         )
         print(f"in float32 {ratio(by_torch(wide), ours)}; ", end="")
         print(f"small pages over huge ones {ratio(products(small_pages[:some], rows, team), ours)}")
-        if in_int8:
-            print(f"    bfloat16 over int8 {ratio(ours, products(in_int8[:some], rows, team))}")
+        for name, weights in narrow.items():
+            if weights:
+                print(f"    bfloat16 over {name} {ratio(ours, products(weights[:some], rows, team))}")
     for name, (theirs, ours) in steps().items():
         print(f"{name}: torch in float32 over ours {ratio(theirs, ours)}")
     logits = np.random.default_rng(0).standard_normal(49152).astype(np.float32) * 3
