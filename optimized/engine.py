@@ -122,9 +122,9 @@ class EngineCore:
     def oldest_plan(self) -> Plan | None:
         """What the oldest step in flight computes for those who are still there."""
         step = next(iter(self.scheduler.flights.values()), None)
-        if step is None or not step.is_torn:
-            return None if step is None else step.plan
-        return live_part(step.plan, self.scheduler.seqs)[0]
+        if step is None:
+            return None
+        return live_part(step.plan, self.scheduler.seqs)[0] if step.is_torn else step.plan
 
     def next_plan(self, overlaps: bool = False) -> Plan | None:
         """What the step computes that ends next. Where steps overlap, the one after it is scheduled by then."""
