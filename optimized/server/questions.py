@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,21 +28,30 @@ async def completion_prompts(engine: AsyncLLM, body: CompletionRequest) -> list[
 
 async def chat_prompt(engine: AsyncLLM, body: ChatRequest) -> Prompt:
     """The conversation in the model's template, up to where the answer begins or, if it is to go on, to its beginning's end."""
-    begins = body.add_generation_prompt is not False and not body.continue_final_message
-    found: Any = await engine.chat_prompt(body.conversation(), begins, body.told_tools())
     if body.continue_final_message:
-        text = _up_to(found["prompt"], body.messages[-1].text)
-        found = {"prompt": text, "prompt_token_ids": await engine.tokenize(text, False)}
+        text = await _up_to_its_end(engine, body)
+        found: Any = {"prompt": text, "prompt_token_ids": await engine.tokenize(text, False)}
+    else:
+        begins = body.add_generation_prompt is not False
+        found = await engine.chat_prompt(body.conversation(), begins, body.told_tools())
     return _cut(found, _longest(engine, body.truncate_prompt_tokens))
 
 
-def _up_to(text: str, beginning: str) -> str:
-    """A conversation without what its template writes after the last message."""
-    place = text.rfind(beginning.strip())
-    if place < 0:
+async def _up_to_its_end(engine: AsyncLLM, body: ChatRequest) -> str:
+    """The conversation without what its template writes after the last message.
+
+    That may have the message's own words in it, as ``<|im_end|>`` has ``end``. So the template gets the message with a mark
+    behind it that nobody can have foreseen.
+    """
+    mark, conversation = f"mark{secrets.token_hex(16)}", body.conversation()
+    beginning = body.messages[-1].text.rstrip()
+    conversation[-1]["content"] = beginning + mark
+    made: Any = await engine.chat_prompt(conversation, False, body.told_tools())
+    shown = made["prompt"].split(mark)
+    if len(shown) != 2 or not shown[0].endswith(beginning.lstrip()):
         message = "continue_final_message: the chat template does not show the last message as it is"
         raise RequestError(400, "invalid_value", message, "continue_final_message")
-    return text[: place + len(beginning.strip())]
+    return str(shown[0])
 
 
 def _longest(engine: AsyncLLM, asked: int | None) -> int | None:

@@ -97,7 +97,22 @@ def test_the_last_message_may_be_gone_on_with(server: RunningServer) -> None:
     )
     refused = server.chat(messages=CHAT, continue_final_message=True)
     assert (refused.status, refused.json["error"]["param"]) == (400, "continue_final_message")
+    twice = "{{ messages[1].content }} {{ messages[1].content }}"
+    server.engine.llm.checkpoint = replace(shown, chat_template=twice)
+    assert server.chat(messages=CHAT, continue_final_message=True).status == 400
     server.engine.llm.checkpoint = shown
+
+
+@pytest.mark.parametrize("said", ["e", "end", "<|im_end|>", "> "])
+def test_words_that_the_template_writes_too_may_be_gone_on_with(server: RunningServer, said: str) -> None:
+    shown = server.engine.llm.checkpoint
+    template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    server.engine.llm.checkpoint = replace(shown, chat_template=template)
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
+    try:
+        assert asked(server, messages, continue_final_message=True) == f"q<|im_end|>{said.rstrip()}"
+    finally:
+        server.engine.llm.checkpoint = shown
 
 
 def test_the_load_is_what_waits_or_runs(server: RunningServer) -> None:
