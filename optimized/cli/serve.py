@@ -219,7 +219,7 @@ def serve(
         typer.Option(
             "--enable-log-requests/--no-enable-log-requests",
             envvar="KVPROOF_ENABLE_LOG_REQUESTS",
-            help="Log what each request asks for, and at DEBUG its prompt.",
+            help="Log what each request asks for, and at DEBUG its prompt and its form.",
         ),
     ] = False,
     max_log_len: Annotated[

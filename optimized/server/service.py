@@ -37,6 +37,7 @@ from optimized.server.front import Front
 from optimized.server.limits import Limits
 from optimized.server.metrics import Metrics
 from optimized.server.questions import chat_prompt, completion_prompts
+from optimized.server.request_log import log_request
 from optimized.server.requests import ChatRequest, CompletionRequest, SamplingFields
 from optimized.server.stream import DONE, event
 from optimized.server.tools import GrowingCall
@@ -82,14 +83,6 @@ class Service:
             own = hmac.new(self._secret, key, "sha256").hexdigest()
             body.cache_salt = f"{own} {body.cache_salt or ''}"
 
-    def _say(self, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> None:
-        """A line for the log, if it is asked for: what it wants, and at DEBUG what it says, both in one line and cut."""
-        if self._front.enable_log_requests:
-            most = self._front.max_log_len
-            logger.info("%s asks with %d prompts: %s", request_id, len(prompts), repr(params)[:most])
-            for prompt in prompts:
-                logger.debug("%s says: %s", request_id, repr(prompt)[:most])
-
     def demand_room(self) -> None:
         """Raise if there is no room for one more request."""
         if self.is_draining:
@@ -115,7 +108,7 @@ class Service:
     async def complete(self, body: CompletionRequest, request_id: str) -> CompletionAnswer:
         """All answers at once."""
         prompts, params = await self._completion(body)
-        self._say(request_id, prompts, params)
+        log_request(self._front, request_id, prompts, params)
         outputs = await self._all(prompts, params, body)
         choices = []
         for place, output in enumerate(outputs):
@@ -151,7 +144,7 @@ class Service:
     async def stream_completion(self, body: CompletionRequest, request_id: str) -> AsyncIterator[bytes]:
         """Events of all answers, mixed as they come. Raises before the first one if the request is refused."""
         prompts, params = await self._completion(body)
-        self._say(request_id, prompts, params)
+        log_request(self._front, request_id, prompts, params)
         head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -199,7 +192,7 @@ class Service:
     async def chat(self, body: ChatRequest, request_id: str) -> ChatAnswer:
         """All answers at once."""
         prompts, params = await self._chat(body)
-        self._say(request_id, prompts, params)
+        log_request(self._front, request_id, prompts, params)
         outputs = await self._all(prompts, params, body)
         [output] = outputs
         choices, calls, num_top = [], body.calls, body.top_logprobs or 0
@@ -227,7 +220,7 @@ class Service:
     async def stream_chat(self, body: ChatRequest, request_id: str) -> AsyncIterator[bytes]:
         """Events of all answers: the role, the text, the end."""
         prompts, params = await self._chat(body)
-        self._say(request_id, prompts, params)
+        log_request(self._front, request_id, prompts, params)
         head = {
             "id": f"chatcmpl-{request_id}",
             "object": "chat.completion.chunk",

@@ -24,6 +24,7 @@ from optimized.engine_thread import EngineStopped
 from optimized.server.errors import RequestError
 from optimized.server.front import Front
 from optimized.server.limits import Limits
+from optimized.server.request_log import brief
 from optimized.server.serve import Address, allow_open_files, uvicorn_config
 from optimized.server.service import begun_late
 from optimized.server.stream import DONE, KEEP_ALIVE, kept_alive
@@ -202,6 +203,37 @@ def test_the_log_has_what_a_request_asks_for_if_it_is_told_to(
         assert all("CANARY" in each and "\n" not in each and len(each.partition(": ")[2]) <= 40 for each in said)
     finally:
         server.stop()
+
+
+def test_the_form_of_tools_which_are_in_the_prompt_is_no_line_at_info(
+    tiny: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = running(tiny, front=Front(enable_log_requests=True))
+    call = {"name": "CANARY", "parameters": {"type": "object", "properties": {"CANARY": {"type": "string"}}}}
+    asked: dict[str, object] = {"tools": [{"type": "function", "function": call}], "tool_choice": "required"}
+    try:
+        server.chat(**asked)
+        [line] = [each for each in caplog.messages if "asks with" in each]
+        assert "structured_outputs='grammar'" in line and "CANARY" not in caplog.text
+        caplog.set_level(logging.DEBUG)
+        server.chat(**asked)
+        assert any("says: " in each and "CANARY" in each for each in caplog.messages)
+    finally:
+        server.stop()
+
+
+def test_of_what_is_long_no_more_is_read_than_the_log_has() -> None:
+    read: list[int] = []
+
+    class Token(int):
+        def __repr__(self) -> str:
+            read.append(self)
+            return "7"
+
+    assert brief([Token()] * 1000, 9) == "[7, 7, 7,"
+    assert len(read) == 9
+    assert brief("x" * 1000, 5) == "'xxxx" and brief(None, 9) == "None"
 
 
 async def _slow(pauses: list[float]) -> AsyncIterator[bytes]:
