@@ -231,10 +231,10 @@ async def _streamed(request: Request, work: Awaitable[AsyncIterator[bytes]], fro
     is_here = await unless_gone(asyncio.wait({begin}, timeout=interval or None), _disconnected(request))
     if is_here is None:
         begin.cancel()
-        await asyncio.wait({begin})
+        await asyncio.gather(begin, return_exceptions=True)  # so that nobody's error is told to the log by asyncio
         return Response(status_code=CLIENT_GONE)
     if not begin.done():
-        return EventStream(kept_alive(begun_late(begin), interval), begin)
+        return EventStream(kept_alive(begun_late(begin, request.state.request_id), interval), begin)
     try:
         events = begin.result()
     except Exception as error:  # noqa: BLE001

@@ -399,7 +399,7 @@ class Service:
                     if body.with_usage:
                         yield event(encode({**head, "choices": [], "usage": _usage(counts)}))
                 except Exception as error:  # noqa: BLE001  the headers are out: it is told in the stream
-                    yield _error_event(error)
+                    yield _error_event(error, head["id"])
                 yield DONE
 
         return events()
@@ -417,11 +417,14 @@ def _usage(counts: dict[int, tuple[int, int]]) -> dict[str, int]:
     return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion).model_dump()
 
 
-def _error_event(error: Exception) -> bytes:
+def _error_event(error: Exception, request_id: str) -> bytes:
     """What a stream says when it can not go on: the headers are out."""
     if isinstance(error, TimeoutError):
         error = RequestError(408, "timeout", "the request took too long")
-    return event(ErrorBody(error=told(error).detail).model_dump_json().encode())
+    found = told(error)
+    if found is not error and found.status == 500:  # one that is ours, of which its client is told nothing
+        logger.error("request %s failed", request_id, exc_info=error)
+    return event(ErrorBody(error=found.detail).model_dump_json().encode())
 
 
 async def _merged(streams: Sequence[AsyncGenerator[RequestOutput]]) -> AsyncGenerator[Indexed]:
@@ -464,12 +467,12 @@ class _Ended(Exception):
     """A stream is at its end. A task can not raise ``StopAsyncIteration``."""
 
 
-async def begun_late(begin: asyncio.Future[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+async def begun_late(begin: asyncio.Future[AsyncIterator[bytes]], request_id: str) -> AsyncIterator[bytes]:
     """A stream whose first event did not come in time: what is wrong with its request is told in the stream."""
     try:
         events = await begin
     except Exception as error:  # noqa: BLE001
-        yield _error_event(error)
+        yield _error_event(error, request_id)
         yield DONE
         return
     async with contextlib.aclosing(events) as begun:  # type: ignore[type-var]  # they are generators

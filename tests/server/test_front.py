@@ -301,12 +301,12 @@ def test_a_request_that_waits_is_told_that_it_does(tiny: Checkpoint) -> None:
         server.stop()
 
 
-def test_what_goes_wrong_with_a_request_that_waited_is_told_in_its_stream() -> None:
+def test_what_goes_wrong_with_a_request_that_waited_is_told_in_its_stream(caplog: pytest.LogCaptureFixture) -> None:
     async def fails(error: Exception) -> AsyncIterator[bytes]:
         raise error
 
     async def heard(error: Exception) -> list[bytes]:
-        return [each async for each in begun_late(asyncio.ensure_future(fails(error)))]
+        return [each async for each in begun_late(asyncio.ensure_future(fails(error)), "its-id")]
 
     for error, code in (
         (TimeoutError(), "timeout"),
@@ -317,6 +317,8 @@ def test_what_goes_wrong_with_a_request_that_waited_is_told_in_its_stream() -> N
         told, done = asyncio.run(heard(error))
         assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == code
         assert done == DONE and b"0xdead" not in told
+    [ours] = [each for each in caplog.records if "its-id" in each.getMessage()]
+    assert ours.exc_info is not None and isinstance(ours.exc_info[1], RuntimeError)
 
 
 def _served(app: Any, address: Address) -> uvicorn.Server:
