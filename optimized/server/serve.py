@@ -7,6 +7,7 @@ import ipaddress
 import math
 import os
 import resource
+import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -74,6 +75,8 @@ class Address:
                 raise InvalidConfig(name, path, "a file that is there")
         if self.uds is not None and (self.host, self.port) != ("127.0.0.1", 8000):
             raise InvalidConfig("uds", self.uds, "left out where host or port is given")
+        if self.uds is not None and _is_served(self.uds):
+            raise InvalidConfig("uds", self.uds, "a socket on which nobody listens")
         if not _is_loopback(self.host) and not self.keys and not self.allow_unauthenticated:
             raise InvalidConfig("host", self.host, "a loopback address, or with an API key, or --allow-unauthenticated")
 
@@ -81,6 +84,21 @@ class Address:
     def is_open(self) -> bool:
         """Whether others than this machine may ask without a key."""
         return not _is_loopback(self.host) and not self.keys
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody listens on this socket: uvicorn would take his place without a word. One that was left behind may be taken."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:  # more wait for him than he lets wait
+            return True
+        except OSError as error:
+            raise InvalidConfig("uds", path, f"a path for a socket ({error.strerror or error})") from error
+    return True
 
 
 def _is_loopback(host: str) -> bool:

@@ -28,6 +28,7 @@ from optimized.server.request_log import brief
 from optimized.server.serve import Address, allow_open_files, uvicorn_config
 from optimized.server.service import begun_late
 from optimized.server.stream import DONE, KEEP_ALIVE, kept_alive
+from spec.vocabulary import InvalidConfig
 from tests.server.conftest import held, running, waited_for
 
 CERTIFICATE = str(Path(__file__).with_name("localhost.pem"))
@@ -234,6 +235,21 @@ def test_of_what_is_long_no_more_is_read_than_the_log_has() -> None:
     assert brief([Token()] * 1000, 9) == "[7, 7, 7,"
     assert len(read) == 9
     assert brief("x" * 1000, 5) == "'xxxx" and brief(None, 9) == "None"
+
+
+def test_nobody_takes_the_socket_of_one_who_listens(tmp_path: Path) -> None:
+    place = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(place)
+        other.listen(0)
+        for _ in range(3):  # also when as many wait as may
+            with pytest.raises(InvalidConfig, match="a socket on which nobody listens"):
+                Address(uds=place)
+    assert Address(uds=place).uds == place  # it was left behind
+    assert Address(uds=str(tmp_path / "new")).uds is not None
+    for wrong, why in ((f"{place}/socket", "Not a directory"), ("x" * 200, "path too long")):
+        with pytest.raises(InvalidConfig, match=why):
+            Address(uds=wrong)
 
 
 async def _slow(pauses: list[float]) -> AsyncIterator[bytes]:
