@@ -12,7 +12,8 @@ from pathlib import Path
 from optimized.model_store import ModelUnavailable
 
 NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
-REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+REVISION = re.compile(r"\w[\w.-]*(/[\w.-]+)*", re.ASCII)
+COMMIT = re.compile(r"\w[\w.-]*", re.ASCII)
 DEFAULT_REVISION = "main"
 
 
@@ -31,9 +32,9 @@ def revision_folder(model: str, revision: str = DEFAULT_REVISION) -> Path:
     if REVISION.fullmatch(revision) is None or ".." in revision:
         raise ModelUnavailable(f"{revision!r} is no name of a branch, a tag or a commit", path=folder)
     named = folder / "refs" / revision
-    commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
+    commit = named.read_text(encoding="utf-8", errors="replace").strip() if named.is_file() else revision
     found = folder / "snapshots" / commit
-    if "/" in commit or ".." in commit or not found.is_dir():
+    if COMMIT.fullmatch(commit) is None or not found.is_dir():
         raise ModelUnavailable(
             f"{model} at {revision} is not in {cache_folder()}, from where nothing is fetched: "
             f"'hf download {model} --revision {revision}' puts it there",

@@ -36,8 +36,8 @@ def _with_tokenizer(found: Checkpoint, path: Path) -> Checkpoint:
     file = path / "tokenizer.json" if path.is_dir() else path
     made = Tokenizer.from_json(_text(file, MAX_TOKENIZER_BYTES), file)
     if made.vocab_size > found.config.vocab_size:
-        limit = f"at most {found.config.vocab_size} tokens, which the model has"
-        raise InvalidConfig("tokenizer", f"{file} ({made.vocab_size} tokens)", limit)
+        limit = f"one whose tokens are below {found.config.vocab_size}, which the model knows"
+        raise InvalidConfig("tokenizer", f"{file} (with token {made.vocab_size - 1})", limit)
     ends = made.with_special_ids(found.config.bos_token_id, found.config.eos_token_ids)
     return replace(found, tokenizer=ends)
 

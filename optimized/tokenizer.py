@@ -72,8 +72,8 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id, which the added tokens may raise."""
-        return int(self.backend.get_vocab_size(with_added_tokens=True))
+        """One more than the largest token id, which the added tokens may raise; a file may leave ids out. O(its tokens)."""
+        return 1 + max(map(int, self.backend.get_vocab(with_added_tokens=True).values()), default=-1)
 
     @property
     def special_ids(self) -> frozenset[int]:

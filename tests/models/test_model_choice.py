@@ -26,6 +26,8 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, commit in (("main", NEW), ("v1", OLD), ("pr/1", OLD), ("bad", "../../..")):
         (folder / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "refs" / name).write_text(commit + "\n")
+    for name, content in (("empty", b"\n"), ("dot", b"."), ("latin", b"\xff\xfe")):
+        (folder / "refs" / name).write_bytes(content)
     return folder
 
 
@@ -48,6 +50,10 @@ def test_a_folder_on_this_machine_wins(cached: Path, tmp_path: Path, monkeypatch
         ("owner/other", "main", "owner/other at main is not in .*: 'hf download owner/other --revision main'"),
         ("owner/name", "v2", "owner/name at v2 is not in"),
         ("owner/name", "bad", "owner/name at bad is not in"),
+        ("owner/name", "empty", "owner/name at empty is not in"),
+        ("owner/name", "dot", "owner/name at dot is not in"),
+        ("owner/name", "latin", "owner/name at latin is not in"),
+        ("owner/name", ".", "'.' is no name of a branch"),
         ("owner/name", "../main", "'../main' is no name of a branch"),
         ("owner/name", "/etc", "'/etc' is no name of a branch"),
         ("owner/name", "", "'' is no name of a branch"),
@@ -94,8 +100,12 @@ def test_files_that_do_not_fit_are_refused(tiny: Checkpoint, tmp_path: Path) -> 
     (tmp_path / "latin").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_bytes(b"x" * ((1 << 20) + 1))
     path = str(tiny.path)
-    with pytest.raises(InvalidConfig, match="tokenizer is"):
+    with pytest.raises(InvalidConfig, match=f"tokenizer is .*with token {tiny.config.vocab_size}"):
         chosen_checkpoint(path, tokenizer=tmp_path)
+    few = {"type": "WordLevel", "vocab": {"a": 0, "b": 900}, "unk_token": "a"}  # two tokens, one of them too large
+    (tmp_path / "few").write_text(json.dumps({"version": "1.0", "model": few, "added_tokens": []}))
+    with pytest.raises(InvalidConfig, match="with token 900"):
+        chosen_checkpoint(path, tokenizer=tmp_path / "few")
     for name, reason in (("latin", "not UTF-8"), ("long", "at most 1,048,576 are read"), ("no", "no such file")):
         with pytest.raises(BadModelFile, match=reason):
             chosen_checkpoint(path, chat_template=tmp_path / name)
