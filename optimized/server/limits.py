@@ -19,7 +19,9 @@ class Limits:
     max_header_count: int = _limit(100, "Headers of a request.")
     max_body_bytes: int = _limit(4 << 20, "Bytes of a body.")
     max_json_depth: int = _limit(64, "Brackets inside each other in a body.")
-    head_timeout: int = _limit(10, "Seconds in which a request's headers must have come.")
+    head_timeout: int = _limit(
+        10, "Seconds in which a request's headers must have come, and before them a TLS handshake."
+    )
     body_timeout: int = _limit(30, "Seconds in which a request's body must have come.")
     keep_alive_timeout: int = _limit(5, "Seconds that a connection may be idle between two requests.")
     max_connections: int = _limit(1024, "Connections; one more is told 503.", 2)

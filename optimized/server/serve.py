@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -188,6 +189,12 @@ def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Conf
     )
 
 
+def bound_handshakes(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Let a TLS handshake take so long. asyncio gives it a minute, uvicorn has no word for that, and to us it is no connection before."""
+    for name in ("create_server", "create_unix_server"):
+        setattr(loop, name, partial(getattr(loop, name), ssl_handshake_timeout=seconds))
+
+
 async def _run(server: _Server, service: Service, address: Address, limits: Limits, say: Callable[[str], None]) -> None:
     async def announce() -> None:
         while not server.started:
@@ -200,6 +207,8 @@ async def _run(server: _Server, service: Service, address: Address, limits: Limi
         host = f"[{address.host}]" if ":" in address.host else address.host
         say(f"listening on {'http' if address.ssl_certfile is None else 'https'}://{host}:{port}")
 
+    if address.ssl_certfile is not None:
+        bound_handshakes(asyncio.get_running_loop(), limits.head_timeout)
     ending = _end_in_time(server, service, limits.shutdown_timeout)
     beating = [asyncio.ensure_future(each) for each in (announce(), beat_for_ever(service.engine), ending)]
     try:

@@ -23,9 +23,10 @@ from optimized.cli.settings import settings_of
 from optimized.engine_thread import EngineStopped
 from optimized.server.errors import RequestError
 from optimized.server.front import Front
+from optimized.server.guard import Guard
 from optimized.server.limits import Limits
 from optimized.server.request_log import brief
-from optimized.server.serve import Address, allow_open_files, uvicorn_config
+from optimized.server.serve import Address, allow_open_files, bound_handshakes, uvicorn_config
 from optimized.server.service import begun_late
 from optimized.server.stream import DONE, KEEP_ALIVE, kept_alive
 from spec.vocabulary import InvalidConfig
@@ -343,6 +344,28 @@ def _served(app: Any, address: Address) -> uvicorn.Server:
     threading.Thread(target=lambda: asyncio.run(served.serve()), daemon=True).start()
     assert waited_for(lambda: served.started)
     return served
+
+
+def test_whoever_does_not_shake_hands_leaves_as_soon_as_one_without_a_head() -> None:
+    async def nobody(*_: object) -> None:
+        raise AssertionError
+
+    async def ended() -> bytes:
+        address = Address(port=0, ssl_keyfile=CERTIFICATE, ssl_certfile=CERTIFICATE)
+        served = uvicorn.Server(uvicorn_config(Guard(nobody, Limits()), address, Limits()))
+        bound_handshakes(asyncio.get_running_loop(), 0.2)
+        serving = asyncio.ensure_future(served.serve())
+        while not served.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.servers[0].sockets[0].getsockname()[1])
+        try:
+            return await asyncio.wait_for(reader.read(), 30)  # asyncio's own bound is 60
+        finally:
+            writer.close()
+            served.should_exit = True
+            await serving
+
+    assert asyncio.run(ended()) == b""
 
 
 def test_it_listens_on_a_socket_and_over_tls(tiny: Checkpoint, tmp_path: Path) -> None:
