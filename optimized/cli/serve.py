@@ -241,7 +241,7 @@ def serve(
     limits: Limits,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
-    del config, enable_request_id_headers  # it has been read before anything else; they are always sent
+    del config  # it has been read before anything else
     from optimized.block_residency import BlockResidency
     from optimized.cli.live_map import live_map
     from optimized.cli.lossy_trace import LossyTraces
@@ -256,7 +256,7 @@ def serve(
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
 
-    demand_known(prefix_caching_hash_algo, chunked_prefill, tensor_parallel_size)
+    demand_known(prefix_caching_hash_algo, chunked_prefill, tensor_parallel_size, enable_request_id_headers)
     address = Address(
         host,
         port,
@@ -320,7 +320,7 @@ def say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def demand_known(hash_algo: str, chunked_prefill: bool, tensor_parallel_size: int) -> None:
+def demand_known(hash_algo: str, chunked_prefill: bool, tensor_parallel_size: int, id_headers: bool) -> None:
     """Raise ``InvalidConfig`` for what vLLM's flags may ask, and this engine has one answer to."""
     from spec.vocabulary import InvalidConfig
 
@@ -333,6 +333,7 @@ def demand_known(hash_algo: str, chunked_prefill: bool, tensor_parallel_size: in
             "a step takes as much of a prompt as its budget has room for",
         ),
         ("tensor_parallel_size", tensor_parallel_size, 1, "a model runs on one device"),
+        ("enable_request_id_headers", id_headers, True, "each answer has its x-request-id"),
     ):
         if value != only:
             raise InvalidConfig(name, value, f"{only}: {why}")

@@ -123,6 +123,13 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(
     assert sentence in done.stderr, done.stderr
 
 
+def test_ids_are_sent_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimized.server.logs.start_logging", lambda *_: None)
+    done = CliRunner().invoke(app, ["serve"], env={"KVPROOF_ENABLE_REQUEST_ID_HEADERS": "false"})
+    assert done.exit_code != 0
+    assert "enable_request_id_headers is False, it must be True" in done.stderr, done.stderr
+
+
 def test_a_key_in_the_process_list_and_an_open_door_are_warned_of(
     tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
