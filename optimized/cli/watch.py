@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from optimized.block_residency import BlockResidency
     from optimized.checkpoint import Checkpoint
-    from optimized.cli.lossy_trace import LossyTraces
+    from optimized.cli.lossy_trace import LossyTraces, Uncaught
     from optimized.model_core import EngineArgs, MakeObserver, TorchCore
     from spec.batches import Computed
     from spec.choices import Choices
@@ -53,7 +53,7 @@ class Watch:
         self.kv_events = kv_events
         self.residency = residency
         self.traces = traces
-        self._writer: Writer | None = None
+        self._writer: Writer | Uncaught | None = None
         self._num_made = 0
         self._kv_log: TextIO | None = None
 
@@ -78,8 +78,7 @@ class Watch:
             else:
                 is_first = self._num_made == 1
                 self._writer = self.traces.begin(path, config, self.engine, choices, is_first=is_first)
-            if self._writer is not None:
-                observers.append(self._writer)
+            observers.append(self._writer)
         if self.self_check is SelfCheck.SAMPLED:
             observers.append(Sampled(config, self.engine, choices))
         elif self.self_check is SelfCheck.EVERY_STEP:

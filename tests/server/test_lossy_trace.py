@@ -50,21 +50,29 @@ def test_a_server_goes_on_without_its_trace(tiny: Checkpoint, tmp_path: Path, mo
     assert path.with_name("trace.jsonl.part").stat().st_size > 0
 
 
+def serve_one(watch: Watch) -> None:
+    """An engine that is watched serves a request."""
+    engine = SymbolicEngine(CONFIG, watch.make_observer(CONFIG))
+    engine.add(Request(0, (1, 2, 3), 2, (0,)))
+    while engine.core.has_work:
+        engine.step(lambda seq_id, prefix: 0)
+
+
 def test_whoever_starts_with_a_trace_that_can_not_be_is_told(tmp_path: Path) -> None:
     traces = LossyTraces()
     watch = Watch("optimized", SelfCheck.OFF, tmp_path / "no" / "trace", traces=traces)
     with pytest.raises(FileNotFoundError):
         watch.make_observer(CONFIG)
-    assert watch.make_observer(CONFIG) is not None  # a second engine goes on without one
+    serve_one(watch)  # a second engine goes on without one
+    with Watch("optimized", SelfCheck.OFF, tmp_path / "trace") as whole:
+        serve_one(whole)
+    assert traces.num_lost == len(load(tmp_path / "trace").events) > 5
 
 
 def test_a_trace_that_can_be_written_is_whole(tmp_path: Path) -> None:
     traces, path = LossyTraces(), tmp_path / "trace.jsonl"
     with Watch("optimized", SelfCheck.OFF, path, traces=traces) as watch:
-        engine = SymbolicEngine(CONFIG, watch.make_observer(CONFIG))
-        engine.add(Request(0, (1, 2, 3), 2, (0,)))
-        while engine.core.has_work:
-            engine.step(lambda seq_id, prefix: 0)
+        serve_one(watch)
     assert len(load(path).events) > 5
     assert traces.num_lost == 0
 
