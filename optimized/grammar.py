@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TRIAL = Path(__file__).with_name("grammar_trial.py")
 TRIAL_S = 20
-"""The trial ends itself after so much of its processor's time; this is for a machine that gives it none."""
+"""The trial ends itself after its processor's time; this is how much longer it has on a machine that gives it none."""
 
 BYTES_OF_ONE, BYTES_PER_BYTE = 24 << 10, 64
 """What a grammar that is kept takes, and more for each byte of it: as measured with llguidance 1.9, a bit more."""
@@ -179,7 +179,8 @@ def _tried(asked: StructuredOutputsParams, cpu_ms: int) -> str:
         json.dumps({"kind": asked.kind, "text": asked.text, "cpu_ms": cpu_ms}),
     )
     try:
-        done = subprocess.run(command, input=said, capture_output=True, timeout=TRIAL_S, text=True, check=False)
+        most = TRIAL_S + cpu_ms / 1000
+        done = subprocess.run(command, input=said, capture_output=True, timeout=most, text=True, check=False)
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode != 0:

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,6 +228,21 @@ def test_grammars_are_kept_as_far_as_there_is_room(tiny: Checkpoint) -> None:
     grammars.limits = GrammarLimits(cache_bytes=0)
     grammars.grammar(StructuredOutputsParams(regex="a{2}"))
     assert grammars.num_kept_bytes == 0
+
+
+def test_a_grammar_that_may_take_minutes_is_waited_for(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def late(command: object, **asked: Any) -> None:
+        waited.append(asked["timeout"])
+        raise subprocess.TimeoutExpired("trial", asked["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", late)
+    grammars = Grammars(tiny)
+    grammars.limits = GrammarLimits(cpu_ms=90_000)
+    with pytest.raises(TooComplex, match="less time and memory"):
+        grammars.grammar(StructuredOutputsParams(regex="abc"))
+    assert waited[0] > 90
 
 
 def test_a_grammar_has_its_time_to_be_made_in(tiny: Checkpoint) -> None:
