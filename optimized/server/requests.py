@@ -17,7 +17,7 @@ from optimized.sampling import SamplingParams
 from optimized.server.errors import RequestError, unsupported
 from optimized.server.limits import Limits
 from optimized.server.structure import ResponseFormat, StructuredOutputs, structure_of
-from optimized.server.tools import SaidCall, Tool, ToolChoice, call_of_one, callable_tools
+from optimized.server.tools import SaidCall, Tool, ToolChoice, call_of_one, callable_tools, form_of_arguments
 from optimized.structured_outputs import StructuredOutputsParams
 
 T = TypeVar("T")
@@ -152,24 +152,27 @@ class SamplingFields(Body):
 
     def check_structure(self, limits: Limits) -> None:
         """Raise for a grammar that is more than this server makes."""
-        asked = self.structure()
-        if asked is None:
-            return
-        size = len(asked.text.encode("utf-8", "surrogatepass"))
         by_kind = {"regex": "max_regex_bytes", "json": "max_schema_bytes"}
-        for what, count, limit in (
-            (f"bytes of {asked.kind}", size, by_kind.get(asked.kind, "max_grammar_bytes")),
-            ("brackets inside each other", asked.depth, "max_schema_depth"),
-        ):
-            most: int = getattr(limits, limit)
-            if count > most:
-                message = f"{asked.asked_as}: {count:,} {what} are more than {most:,} ({limit})"
-                raise RequestError(400, "grammar_too_complex", message, asked.asked_as)
+        for asked in self.forms():
+            size = len(asked.text.encode("utf-8", "surrogatepass"))
+            for what, count, limit in (
+                (f"bytes of {asked.kind}", size, by_kind.get(asked.kind, "max_grammar_bytes")),
+                ("brackets inside each other", asked.depth, "max_schema_depth"),
+            ):
+                most: int = getattr(limits, limit)
+                if count > most:
+                    message = f"{asked.asked_as}: {count:,} {what} are more than {most:,} ({limit})"
+                    raise RequestError(400, "grammar_too_complex", message, asked.asked_as)
 
     def check_stream(self) -> None:
         """Raise if options of a stream are given where there is none."""
         if self.stream_options is not None and not self.stream:
             raise RequestError(400, "invalid_value", "stream_options is for streams only", "stream_options")
+
+    def forms(self) -> list[StructuredOutputsParams]:
+        """What has limits of what answers look like. Raises ``InvalidField``."""
+        asked = self.structure()
+        return [] if asked is None else [asked]
 
     def structure(self) -> StructuredOutputsParams | None:
         """What answers look like. Raises ``InvalidField``."""
@@ -303,6 +306,11 @@ class ChatRequest(SamplingFields):
     def calls(self) -> bool:
         """Whether answers are tool calls."""
         return bool(callable_tools(self.tools, self.tool_choice))
+
+    def forms(self) -> list[StructuredOutputsParams]:
+        # Each schema by itself, too: in the grammar of all tools it has no depth.
+        tools = callable_tools(self.tools, self.tool_choice)
+        return [*map(form_of_arguments, tools), *super().forms()]
 
     def structure(self) -> StructuredOutputsParams | None:
         tools = callable_tools(self.tools, self.tool_choice)

@@ -118,11 +118,16 @@ def callable_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> l
     return [tools[names.index(choice.function.name)]]
 
 
+def form_of_arguments(tool: Tool) -> StructuredOutputsParams:
+    """What the arguments of a call look like. Raises ``InvalidField``."""
+    return StructuredOutputsParams(json=tool.function.parameters or NO_PARAMETERS, asked_as="tools")
+
+
 def call_of_one(tools: Sequence[Tool]) -> StructuredOutputsParams:
     """What an answer looks like that calls one of them. Raises ``InvalidField``."""
     lines = ["start: " + " | ".join(f"call{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        schema = StructuredOutputsParams(json=tool.function.parameters or NO_PARAMETERS, asked_as="tools").text
+        schema = form_of_arguments(tool).text
         begin = json.dumps(f'{{"name": "{tool.function.name}", "arguments": ')
         options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
         lines.append(f'call{index}: {begin} arguments{index} "}}"')

@@ -81,6 +81,15 @@ def test_what_costs_too_much_is_told_its_limit(
         assert error["message"].endswith(f"({limit})")
 
 
+def test_the_arguments_of_a_tool_are_as_deep_as_a_schema_may_be(server: RunningServer) -> None:
+    for parameters, limit in ((nested(4), "max_schema_depth"), ({"const": "a" * 90}, "max_schema_bytes")):
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        found = server.chat(max_tokens=2, tools=[tool], tool_choice="required")
+        error = found.json["error"]
+        assert (found.status, error["param"], error["code"]) == (400, "tools", "grammar_too_complex"), error
+        assert error["message"].endswith(f"({limit})")
+
+
 def test_what_costs_as_much_as_it_may_is_answered(server: RunningServer) -> None:
     for body in (
         {"stop_token_ids": [1, 2]},
