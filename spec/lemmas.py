@@ -29,9 +29,12 @@ def no_evict_means_no_eviction(s: State) -> bool:
 def who_is_admitted_is_served(before: State, event: Admit, after: State) -> bool:
     """When a request is admitted, what is free suffices for everybody who then runs, as far as this step goes.
 
-    So the estimate of every admission rule is sound, and nobody is preempted behind an admission: SCHED-11 counts what the
-    running ones still take in this step and what the newcomer wants, which is no less than what they then take, and
-    PREEMPT-5 lets nobody be preempted while they lack nothing. Hence the victims of a step come before its admissions,
-    whatever order an engine decides in, and a report need not say which it was.
+    So the estimate of every admission rule is sound, and nobody who ran before is preempted behind an admission: SCHED-11
+    counts what the running ones still take in this step and what the newcomer wants, which is no less than what they then
+    take, and PREEMPT-5 lets nobody be preempted while they lack nothing. Hence victims who ran before the step come before
+    its admissions, whatever order an engine decides in, and a report need not say which it was.
+
+    The newcomer itself may give way, if it has several sequences: one of them takes a cached block that another would have
+    begun with, and that one then hits nothing behind it either. It has been preempted before, so it is the last one served.
     """
     return blocks_for_step(after) <= len(after.free)

@@ -139,9 +139,9 @@ def events_of_step(before: State, report: StepReport, shown: State, sampled: Ite
     drawn from, if somebody knows.
 
     An engine need not say in which order it decided, so the order here is a fixed one: victims, room for whoever ran
-    already, admissions with their room, the device's work, samples, tokens, ends, publications. (Nobody is preempted
-    behind an admission, by a lemma: of an engine that does so the admission is judged where the room was gone.) Copies count as
-    decided with the room, unless the device made them after its first write.
+    already, admissions with their room, the device's work, samples, tokens, ends, publications. (Nobody who ran before is
+    preempted behind an admission, by a lemma: of an engine that does so the admission is judged where the room was gone.)
+    Copies count as decided with the room, unless the device made them after its first write.
     """
     if not before.requests and report == StepReport():
         return []
@@ -286,7 +286,8 @@ def _preempted(
 
 def _room_in_between(s: State, shown: State, victim: RequestId) -> list[Event]:
     """The room that sequences of a request got before it was preempted in the step in which it was admitted: as much as
-    there was. Which blocks that were does not matter, as long as the cache has forgotten what they held."""
+    there was, and a share at most (SCHED-27). Which blocks that were does not matter, as long as the cache has forgotten
+    what they held."""
     events: list[Event] = []
     for seq in tuple(seqs_of(s, victim)):
         hits = tuple(b for i in range(longest_hit(s, seq)) if (b := find(s, key_of(s, seq, i))) is not None)
@@ -294,7 +295,7 @@ def _room_in_between(s: State, shown: State, victim: RequestId) -> list[Event]:
         after, step_id = _follow(s, begun), open_step(s)
         budget = 0 if step_id is None else block_table.budget_left(s, s.flights[step_id])
         start = block_table.room(after.seqs[seq])
-        count = min(after.seqs[seq].num_tokens - start, budget)
+        count = min(after.seqs[seq].num_tokens - start, budget, block_table.share(s.config))
         free = [b for b in after.free if b not in after.cached or after.cached[b] != shown.cached.get(b)]
         lacking = sharing.growth(after, seq, start + count)
         if seq in s.host_tables or count < 1 or lacking > len(free):

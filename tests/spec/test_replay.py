@@ -125,6 +125,26 @@ def test_preempt_5_who_hit_nothing_in_between_is_not_said_to_have_hit() -> None:
     assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
 
 
+def test_sched_27_who_was_preempted_behind_its_admission_had_a_share_in_between() -> None:
+    """Five tokens are missing, and a share is four."""
+    crowded = crowd(first=7)
+    before = replace(crowded, config=replace(crowded.config, max_num_partial_prefills=4))
+    begun = [
+        Begin(0),
+        Allocate(0, 1, (6,)),
+        Admit(1),
+        Allocate(1, 4, (5, 7, 8, 9)),
+        Preempt(1),
+        Submit(0),
+        Write(0, 4, (6,)),
+        Read(0, (0, 1, 2, 3, 6)),
+        Append(0, (1,)),
+        Publish(0, 4),
+        Complete(0),
+    ]
+    assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
+
+
 def test_nothing_happens_in_an_idle_engine() -> None:
     idle = initial_state(CONFIG)
     assert events_of_begin(idle, StepReport(), idle) == []
