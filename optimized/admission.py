@@ -35,7 +35,7 @@ def share(config: Config) -> int:
 
 
 def has_begun(running: Sequence[LiveRequest]) -> bool:
-    """Whether somebody of a static batch has got a token. O(running sequences)."""
+    """Whether one of those who run has got a token, which closes a static batch. O(running sequences)."""
     return any(len(seq.tokens) > len(request.request.prompt) for request in running for seq in request.seqs)
 
 

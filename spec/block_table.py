@@ -83,7 +83,7 @@ def budget_left(s: State, flight: Flight) -> int:
 def share(config: Config) -> int:
     """The most tokens of one sequence in one step: the whole budget, unless several may be computed in parts.
 
-    So no more are than ``max_num_partial_prefills``: each of them has a share, and but for the last one a whole one.
+    Given out in the order of service, no more are than ``max_num_partial_prefills``: each but the last has a whole one.
 
     >>> share(Config(num_blocks=1, max_num_batched_tokens=512, max_num_partial_prefills=3))
     171

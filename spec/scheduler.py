@@ -125,8 +125,8 @@ def num_hits_in_use(s: State, seq_id: SeqId) -> int:
 
 
 def admission(s: State, request_id: RequestId, budget: int) -> Admission:
-    """Whether a waiting request may run now, with ``budget`` tokens left in the step. Not while the step
-    still runs in which it was preempted: what that draws would be drawn again.
+    """Whether a waiting request may run now, with ``budget`` tokens left in the step. Not while the step still runs in
+    which it was preempted: what that draws would be drawn again; and not beside a static batch that is closed.
 
     The watermark is left free at every admission but the first: an empty engine admits whatever fits.
     """
@@ -296,10 +296,10 @@ def only_the_head_is_admitted(before: State, event: Admit, after: State) -> bool
 @step_rule("SCHED-11", corpus="A7 R5")
 def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
     """A request is admitted only when seats and blocks suffice for it, for what those before it are owed, and, unless
-    nobody runs, for the watermark; and to a static batch only before a request of it has got a token.
+    nobody runs, for the watermark; and to a static batch only while none of those who run has got a token.
 
-    At least what the running ones still take in this step is owed, whatever the admission rule promises: so nobody is
-    preempted behind an admission (a lemma), and in which order an engine decides makes no difference.
+    At least what the running ones still take in this step is owed, whatever the admission rule promises: so nobody who ran
+    before is preempted behind an admission (a lemma), and in which order an engine decides makes no difference.
     """
     step_id = open_step(before)
     flight = before.flights[step_id] if step_id is not None else Flight()
@@ -309,7 +309,7 @@ def admission_leaves_room(before: State, event: Admit, after: State) -> bool:
 @step_rule("SCHED-12", corpus="S3 S10")
 def room_is_not_left_unused(before: State, event: Submit, after: State) -> bool:
     """A step that preempts nobody and passes nobody over leaves the head of the queue waiting only when there is no
-    room for it."""
+    room for it, or a static batch is closed to it."""
     flight = before.flights[event.step_id]
     if flight.preempting or not before.waiting or passed_over(before, flight):
         return True
@@ -420,7 +420,8 @@ def nobody_gets_more_than_a_share(s: State) -> bool:
     budget.
 
     A share is ``max_num_batched_tokens`` divided by ``max_num_partial_prefills``, rounded up. So nobody waits behind the
-    whole of a long prompt, and no more sequences than that are left half computed.
+    whole of a long prompt; and an engine that gives each its share before it goes on to the next leaves no more sequences
+    than that half computed.
     """
     counts = [count for flight in s.flights.values() for count in flight.scheduled.values()]
     return s.config.max_num_partial_prefills == 1 or all(count <= share(s.config) for count in counts)

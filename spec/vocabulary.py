@@ -44,7 +44,7 @@ class Recovery(Enum):
 
 class Policy(Enum):
     """The order of service: by arrival, or by priority (a smaller number first) and then by arrival. Static batches are
-    served by arrival too, and nobody joins one once a request of it has got a token."""
+    served by arrival too, and nobody joins those who run while one of them has got a token."""
 
     FCFS = "fcfs"
     PRIORITY = "priority"

@@ -21,6 +21,7 @@ from spec.vocabulary import (
     Publish,
     State,
     Submit,
+    initial_state,
 )
 from tests.spec.states import allows, forbids
 
@@ -95,3 +96,26 @@ def test_sched_11_nobody_joins_a_static_batch_that_has_a_token() -> None:
     forbids("SCHED-11", begun, Begin(2), Admit(1))
     allows("SCHED-12", begun, Begin(2), Allocate(0, 1, (1,)), Submit(2))
     allows("SCHED-11", follow(begun, Abort(0)), Begin(2), Admit(1))
+
+
+STATIC = initial_state(replace(EMPTY.config, policy=Policy.STATIC, num_blocks=8, max_num_seqs=3))
+
+
+def test_sched_11_whoever_comes_back_to_a_static_batch_with_a_token_is_alone() -> None:
+    """Both have a token and were preempted: the second one waits for the end of the first, though there is room."""
+    both = (Add(ALICE), Add(BOB), Begin(1), *served(ALICE, 0), *served(BOB, 1), Submit(1))
+    begun = follow(STATIC, *both, *computed(ALICE, 0), *computed(BOB, 1), Append(0, (7,)), Append(1, (7,)), Complete(1))
+    waiting = follow(begun, Begin(2), Preempt(1), Preempt(0), Complete(2), Begin(3))
+    allows("SCHED-11", waiting, Admit(0))
+    forbids("SCHED-11", waiting, Admit(0), Allocate(0, 1, (0,)), Admit(1))
+    by_arrival = replace(waiting, config=replace(STATIC.config, policy=Policy.FCFS))
+    allows("SCHED-11", by_arrival, Admit(0), Allocate(0, 1, (0,)), Admit(1))
+
+
+def test_sched_11_a_static_batch_is_open_while_none_of_those_who_run_has_a_token() -> None:
+    """Alice has got one, and goes; of Bob's prompt a part is computed."""
+    long, carol = replace(BOB, prompt=(6, 6, 6)), replace(BOB, request_id=2, seq_ids=(2,))
+    first = (Add(ALICE), Add(long), Add(carol), Begin(1), *served(ALICE, 0), Admit(1), Allocate(1, 1, (1,)), Submit(1))
+    begun = follow(STATIC, *first, *computed(ALICE, 0), Append(0, (7,)))
+    forbids("SCHED-11", begun, Begin(2), Admit(2))
+    allows("SCHED-11", begun, Abort(0), Begin(2), Admit(2))
