@@ -168,11 +168,10 @@ class Reader:
         version = read(int, header.get("version"), "version", self._place)
         if not 1 <= version <= VERSION:
             raise self._place.error("version", f"is {version}, this kvproof reads up to version {VERSION}")
-        limits, choices = _with_usual(Config(1), header.get("config")), header.get("choices", {})
-        header = {**header, "config": limits, "choices": _with_usual(USUAL_CHOICES, choices)}
+        header = {**header, "choices": _with_usual(USUAL_CHOICES, header.get("choices", {}))}
         _same_fields(header, ("format", "version", "engine", "config", "choices"), "", self._place)
         self.engine = read(str, header["engine"], "engine", self._place)
-        self.config = read(Config, header["config"], "config", self._place)
+        self.config = read(Config, _with_usual(Config(1), header["config"]), "config", self._place)
         self.choices = read(Choices, header["choices"], "choices", self._place)
         if not 0 <= (count := self.choices.num_reserved_blocks) < self.config.num_blocks:
             limit = f"must be 0 to {self.config.num_blocks - 1}"

@@ -183,6 +183,8 @@ def test_a_log_that_is_older_than_a_limit_has_the_usual_one_and_no_other_may_be_
     assert loads(with_line(1, config=older)).config == CONFIG
     error = error_of(with_line(1, config={name: value for name, value in older.items() if name != "policy"}))
     assert (error.field, error.problem) == ("config.policy", "is missing")
+    header = {name: value for name, value in json.loads(LINES[0]).items() if name != "config"}
+    assert error_of(json.dumps(header) + "\n").problem == "is missing"
 
 
 def test_an_event_is_no_call() -> None:
