@@ -134,8 +134,8 @@ class AsyncLLM:
         """``max_unfinished`` is the most requests that wait or run, ``max_waiting_tokens`` the most tokens of prompts
         that have no answer yet; more are turned down with ``EngineBusy``. Neither turns down who asks while nobody else
         waits or runs: a request's own prompts (``Party``) do not stand in each other's way.
-        An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more. So many
-        grammars are made at once.
+        An engine that dies is made anew if ``restarts``: requests that have no answer yet are tried once more.
+        ``grammars_at_once`` is how many grammars are made at the same time.
         Raises ``InvalidRequest`` if somebody's requests are in the ``LLM`` already: nobody would hear their answers.
         """
         if llm.has_unfinished_requests():

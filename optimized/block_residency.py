@@ -52,7 +52,7 @@ class Stay:
 
 
 class BlockResidency:
-    """The residency of a sample of the blocks, over all engines that are made."""
+    """The residency of a sample of the blocks, over all engines that are made. All times are in seconds."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class BlockResidency:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """``sample`` is the part of the blocks that is looked at, each time that they are taken."""
+        """``sample``, above 0 and at most 1, is the part of the blocks that is looked at, each time that they are taken.
+        Raises ``InvalidConfig`` for any other."""
         if type(sample) not in (int, float) or not 0.0 < sample <= 1.0:
             raise InvalidConfig("kv_cache_metrics_sample", sample, "more than 0 and at most 1")
         self.sample = sample

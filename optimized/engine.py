@@ -127,7 +127,8 @@ class EngineCore:
         return live_part(step.plan, self.scheduler.seqs)[0] if step.is_torn else step.plan
 
     def next_plan(self, overlaps: bool = False) -> Plan | None:
-        """What the step computes that ends next. Where steps overlap, the one after it is scheduled by then."""
+        """What the step computes that ends next; None if there is nothing to compute. Where steps overlap, the one after it
+        is scheduled by then."""
         if not overlaps:
             return self.schedule() if self.has_work else None
         while len(self.scheduler.flights) < MOST_STEPS_IN_FLIGHT and self.begin_step() is not None:

@@ -7,7 +7,7 @@ from spec.conformance.machine import next_token
 from spec.conformance.story import Call
 from spec.engine import Capability, Profile
 from spec.scope import Move, Scope, needs
-from spec.vocabulary import AdmissionRule, Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
+from spec.vocabulary import Config, Policy, Prefix, Recovery, Request, RequestId, SeqId, Token
 
 Calls = tuple[Call, ...]
 STEP, BEGIN, END = Call("step", (next_token,)), Call("begin_step"), Call("end_step", (next_token,))
@@ -107,6 +107,3 @@ def move(operation: str, seq: SeqId = 0, tokens: Prefix = (), child: SeqId = 0, 
 def mistake(operation: str, seq: SeqId = 0, tokens: Prefix = (), child: SeqId = 0, number: int = 0) -> Call:
     """The same, where it is its caller's mistake."""
     return Call("mistake", (Move(operation, seq, tokens, child, number),))
-
-
-OPTIMISTIC = AdmissionRule.OPTIMISTIC
