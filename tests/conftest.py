@@ -10,6 +10,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+
+# Some examples are made of numbers that stand in the modules that are loaded, and so would depend on which tests a worker
+# had before: a mutant died by another rule then, or survived.
+providers._get_local_constants = providers.Constants
 
 # dev: while you work, with the database of examples that failed. ci: the same examples in every run.
 # soak: for hours. An example that once failed becomes a transcript or an @example, never a rerun.

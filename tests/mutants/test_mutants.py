@@ -22,7 +22,7 @@ from tests.mutants.optimized_zoo import OPTIMIZED_ZOO
 from tests.mutants.overlap_zoo import OVERLAP_ZOO
 from tests.mutants.pool_zoo import POOL_ZOO
 from tests.mutants.reference_zoo import REFERENCE_ZOO
-from tests.mutants.sabotage import Mutant, counters_agree, killer, pool_killer, sabotaged, stream_killer
+from tests.mutants.sabotage import Mutant, counters_agree, deaths, killer, pool_killer, sabotaged, stream_killer
 from tests.mutants.stream_zoo import STREAM_ZOO
 from tests.spec import model_engine
 
@@ -74,14 +74,16 @@ def test_an_engine_without_a_fault_comes_to_the_end_of_every_fixed_story(make: E
 @pytest.mark.parametrize("mutant", [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO], ids=lambda mutant: mutant.name)
 def test_a_mutant_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
-        assert killer(package.make_engine, mutant.config) == mutant.rule
+        make, config = package.make_engine, mutant.config
+        assert mutant.rule in deaths(lambda number: killer(make, config, number=number), mutant.rule)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", STREAM_ZOO, ids=lambda mutant: mutant.name)
 def test_a_mutant_that_tells_its_events_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
-        assert stream_killer(package.make_engine, mutant.config) == mutant.rule
+        make, config = package.make_engine, mutant.config
+        assert mutant.rule in deaths(lambda number: stream_killer(make, config, number=number), mutant.rule)
 
 
 @pytest.mark.slow
@@ -97,7 +99,8 @@ def test_a_mutant_pool_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) ->
 def test_a_mutant_that_chooses_otherwise_dies_by_the_named_rule(mutant: Mutant, make: str, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
         make_engine = getattr(import_module(f"{package.__name__}.model_engine"), make)
-        assert killer(make_engine, mutant.config) == mutant.rule
+        config = mutant.config
+        assert mutant.rule in deaths(lambda number: killer(make_engine, config, number=number), mutant.rule)
 
 
 @pytest.mark.parametrize("mutant", [*KV_EVENTS_ZOO, *KV_TOLD_ZOO], ids=lambda mutant: mutant.name)
