@@ -152,6 +152,8 @@ class AsyncLLM:
         self._long_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvproof-long-reader")
         # Some grammars take seconds to make, and nobody's text waits for them.
         self._grammar_maker = ThreadPoolExecutor(max_workers=grammars_at_once, thread_name_prefix="kvproof-grammar")
+        self.num_reading = 0
+        """How many of ``chat_prompt``, ``tokenize`` and ``detokenize`` have no answer yet."""
         self._mailboxes: dict[AbstractEventLoop, Mailbox] = {}
         self._num_named = 0
         self._engine = EngineThread(llm, restarts)
@@ -280,18 +282,16 @@ class AsyncLLM:
         self, messages: Conversation, add_generation_prompt: bool = True, tools: Conversation | None = None
     ) -> Prompt:
         """A conversation as a prompt for ``generate``."""
-        loop, reader = asyncio.get_running_loop(), self._reader_of(sum(map(_size, messages)))
-        return await loop.run_in_executor(reader, self.llm.chat_prompt, messages, add_generation_prompt, tools)
+        size = sum(map(_size, messages))
+        return await self._read(size, self.llm.chat_prompt, messages, add_generation_prompt, tools)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[Token]:
         """The token ids of a text. Raises ``InvalidRequest`` where there is no tokenizer."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader_of(_size(text)), self.llm.encode, text, add_special_tokens)
+        return await self._read(_size(text), self.llm.encode, text, add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[Token]) -> str:
         """The text of token ids. Raises ``InvalidRequest`` where there is no tokenizer."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader_of(_size(token_ids)), self.llm.decode, token_ids)
+        return await self._read(_size(token_ids), self.llm.decode, token_ids)
 
     async def shutdown(self, timeout_s: float = 0.0) -> None:
         """Take no more requests, give the unfinished ones so long to end, and stop; the rest gets ``EngineStopped``."""
@@ -311,6 +311,13 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+    async def _read(self, size: int, read: Callable[..., T], *arguments: Any) -> T:
+        self.num_reading += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader_of(size), read, *arguments)
+        finally:
+            self.num_reading -= 1
 
     def _reader_of(self, size: int) -> ThreadPoolExecutor:
         return self._long_reader if size > LONG_TEXT else self._reader

@@ -87,7 +87,7 @@ class Service:
         """Raise if there is no room for one more request."""
         if self.is_draining:
             raise RequestError(503, "draining", "the server is shutting down")
-        count = self.engine.health.num_unfinished
+        count = self.engine.health.num_unfinished + self.engine.num_reading  # whose text is read is no request yet
         if count >= self.limits.max_num_queued_reqs:
             busy = EngineBusy(count)
             self.metrics.rejected(busy)

@@ -3,6 +3,8 @@
 import http.client
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,31 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny: Checkpoint) -> None:
         assert server.complete(max_tokens=1).status == 200
         assert "vllm:admission_rejections_total" in server.ask("GET", "/metrics").body.decode()
     finally:
+        server.stop()
+
+
+def test_whose_text_is_still_read_has_a_place_in_the_queue(tiny: Checkpoint) -> None:
+    """A conversation is read before it is a request: callers of long ones waited in a line of their own, without an end."""
+    server = running(tiny, Limits(max_num_queued_reqs=1))
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    is_free, read = threading.Event(), server.engine.llm.chat_prompt
+
+    def held(*arguments: Any) -> Any:
+        is_free.wait(60)
+        return read(*arguments)
+
+    try:
+        server.engine.llm.chat_prompt = held  # type: ignore[method-assign]
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(server.ask, "POST", "/v1/chat/completions", chat)
+            assert waited_for(lambda: server.engine.num_reading == 1)
+            refused = server.ask("POST", "/v1/chat/completions", chat)
+            is_free.set()
+            assert first.result().status == 200
+        assert (refused.status, refused.json["error"]["code"]) == (503, "queue_full")
+        assert server.engine.num_reading == 0
+    finally:
+        is_free.set()
         server.stop()
 
 
