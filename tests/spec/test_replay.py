@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from spec.answers import StepReport
-from spec.choices import Choices, EvictionOrder
-from spec.replay import events_of_begin, events_of_step, not_moved, observe, step
-from spec.rules import broken_rules
+from spec.choices import Choices, EvictionOrder, Publication
+from spec.replay import events_of_begin, events_of_step, not_moved, observe, replay, step
+from spec.rules import RuleViolation, broken_rules
 from spec.vocabulary import (
     Add,
     AdmissionRule,
@@ -20,6 +20,7 @@ from spec.vocabulary import (
     Config,
     Copy,
     Event,
+    Flight,
     Hit,
     Observe,
     Preempt,
@@ -79,6 +80,49 @@ def crowd(first: Token = 1) -> State:
         cached={block: CacheKey(held[block]) for block in (2, 3, 4, 5)},
         cells=held,
     )
+
+
+def test_events_are_judged_under_the_choices_of_their_engine_and_each_is_kept() -> None:
+    """One block of one token is published while it is computed, which is too early unless it may be at the schedule."""
+    request = Request(0, (1, 2), 1, (0,))
+    told: list[Event] = [Add(request), Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Publish(0, 0)]
+    ahead = Choices(publication=Publication.AT_SCHEDULE)
+    assert list(replay(CONFIG, told, ahead).cached) == [0]
+    with pytest.raises(RuleViolation, match="CACHE-6") as caught:
+        replay(CONFIG, told)
+    assert caught.value.trace == tuple(told)
+
+
+def test_what_an_engine_shows_of_its_steps_counts_and_what_they_have_done_is_known() -> None:
+    """In mappings of the follower's own, which the engine's later steps do not change."""
+    expected = led_to(
+        initial_state(CONFIG),
+        [Add(Request(0, (1, 2), 2, (0,))), Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), Write(0, 0, (0, 1))],
+    )
+    other = Flight(scheduled={0: 1}, blocks=frozenset({7}), holds=(8,), submitted=False)
+    tables, hosts, counts = {0: (5,)}, {0: (2,)}, {0: 3}
+    seqs, requests, cached = dict(expected.seqs), dict(expected.requests), {3: CacheKey((1,))}
+    shown = replace(
+        expected,
+        flights={0: other, 1: other},
+        block_tables=tables,
+        host_tables=hosts,
+        seqs=seqs,
+        requests=requests,
+        num_preemptions=counts,
+        cached=cached,
+        cells={},
+        drawn={},
+    )
+    seen = observe(expected, shown)
+    for step_id, known in ((0, expected.flights[0]), (1, Flight())):
+        flight = replace(known, scheduled={0: 1}, blocks=frozenset({7}), holds=(8,), submitted=False)
+        assert seen.flights[step_id] == flight
+    assert (seen.cells, seen.drawn) == (expected.cells, expected.drawn)
+    for mapping in (tables, hosts, counts, seqs, requests, cached):
+        mapping.clear()
+    assert (seen.block_tables, seen.host_tables, seen.num_preemptions) == ({0: (5,)}, {0: (2,)}, {0: 3})
+    assert (list(seen.seqs), list(seen.requests), list(seen.cached)) == ([0], [0], [3])
 
 
 def test_preempt_5_who_is_admitted_and_preempted_in_one_step_had_room_in_between() -> None:
