@@ -101,54 +101,42 @@ def drive_pool(suite: Suite, request: pytest.FixtureRequest) -> Callable[..., No
     return drive
 
 
-def skip_unless_told(story: FixedStory, profile: Profile) -> None:
-    """Skip the test if an engine or a pool of this profile is not told the story."""
-    if (lacking := story.lacking(profile)) is not None:
-        pytest.skip(lacking)
+def teller(
+    suite: Suite, target: Target, judge: Callable[..., object], attempt: Callable[..., None] | None = None
+) -> Callable[[FixedStory], None]:
+    """Tells stories to what declares what they need; any other is skipped. What they need is attempted first, if asked."""
+    profile = profile_of(target)
+    hunt = Hunt(target, suite.setting(target, judge.__name__), partial(judge, target.call), suite.check_time)
+
+    def tell(story: FixedStory) -> None:
+        if (lacking := story.lacking(profile)) is not None:
+            pytest.skip(lacking)
+        if attempt is not None:
+            suite.trial(target, lambda: attempt(target.call, *story.needed))
+        hunt.tell(story, profile)
+
+    return tell
 
 
 @pytest.fixture
 def tell_engine(suite: Suite) -> Callable[[FixedStory], None]:
     """Tells an engine a fixed story."""
-    target = suite.target(Kind.ENGINE)
-    factory, profile = cast(EngineFactory, target.call), profile_of(target)
-
-    def tell(story: FixedStory) -> None:
-        skip_unless_told(story, profile)
-        suite.trial(target, lambda: try_engine(factory, *story.needed))
-        Hunt(target, suite.setting(target), partial(judged_engine, factory), suite.check_time).tell(story, profile)
-
-    return tell
+    return teller(suite, suite.target(Kind.ENGINE), judged_engine, try_engine)
 
 
 @pytest.fixture
 def tell_watched(suite: Suite) -> Callable[[FixedStory], None]:
     """Tells an engine a fixed story, and hears the engine's own events."""
     target = suite.target(Kind.ENGINE)
-    factory, profile = cast(EngineFactory, target.call), profile_of(target)
-    if not takes_an_observer(factory):
+    if not takes_an_observer(target.call):
         pytest.skip(f"{target.name} has no parameter observer: it does not tell its events")
-
-    def tell(story: FixedStory) -> None:
-        skip_unless_told(story, profile)
-        setting = suite.setting(target, "watched_engine")
-        Hunt(target, setting, partial(watched_engine, factory), suite.check_time).tell(story, profile)
-
-    return tell
+    return teller(suite, target, watched_engine)
 
 
 @pytest.fixture
 def tell_pool(suite: Suite) -> Callable[[FixedStory], None]:
     """Tells a pool a fixed story."""
-    target = suite.target(Kind.POOL)
-    factory, profile = cast(PoolFactory, target.call), profile_of(target)
-
-    def tell(story: FixedStory) -> None:
-        skip_unless_told(story, profile)
-        suite.trial(target, lambda: try_pool(factory, *story.needed))
-        Hunt(target, suite.setting(target), partial(judged_pool, factory), suite.check_time).tell(story, profile)
-
-    return tell
+    return teller(suite, suite.target(Kind.POOL), judged_pool, try_pool)
 
 
 @pytest.fixture

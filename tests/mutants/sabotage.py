@@ -76,12 +76,12 @@ def sabotaged(mutant: Mutant, folder: Path) -> Iterator[ModuleType]:
             del sys.modules[name]
 
 
-def deaths(killed: Callable[[int], str], rule: str) -> list[str]:
-    """What each of several searches meets first, until one meets the rule: a fault breaks several rules, and which of them
-    shows first is chance. (Its fixed story is about the rule alone.)"""
+def deaths(search: Callable[..., str], factory: Callable[..., Engine], mutant: Mutant) -> list[str]:
+    """What each of several searches meets first, until one meets the mutant's rule: a fault breaks several rules, and which
+    of them shows first is chance. (Its fixed story is about the rule alone.)"""
     met: list[str] = []
-    while rule not in met and len(met) < NUM_SEARCHES:
-        met.append(killed(len(met)))
+    while mutant.rule not in met and len(met) < NUM_SEARCHES:
+        met.append(search(factory, mutant.config, number=len(met)))
     return met
 
 

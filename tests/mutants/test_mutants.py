@@ -74,16 +74,14 @@ def test_an_engine_without_a_fault_comes_to_the_end_of_every_fixed_story(make: E
 @pytest.mark.parametrize("mutant", [*REFERENCE_ZOO, *OVERLAP_ZOO, *OPTIMIZED_ZOO], ids=lambda mutant: mutant.name)
 def test_a_mutant_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
-        make, config = package.make_engine, mutant.config
-        assert mutant.rule in deaths(lambda number: killer(make, config, number=number), mutant.rule)
+        assert mutant.rule in deaths(killer, package.make_engine, mutant)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", STREAM_ZOO, ids=lambda mutant: mutant.name)
 def test_a_mutant_that_tells_its_events_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
-        make, config = package.make_engine, mutant.config
-        assert mutant.rule in deaths(lambda number: stream_killer(make, config, number=number), mutant.rule)
+        assert mutant.rule in deaths(stream_killer, package.make_engine, mutant)
 
 
 @pytest.mark.slow
@@ -99,8 +97,7 @@ def test_a_mutant_pool_dies_by_the_named_rule(mutant: Mutant, tmp_path: Path) ->
 def test_a_mutant_that_chooses_otherwise_dies_by_the_named_rule(mutant: Mutant, make: str, tmp_path: Path) -> None:
     with sabotaged(mutant, tmp_path) as package:
         make_engine = getattr(import_module(f"{package.__name__}.model_engine"), make)
-        config = mutant.config
-        assert mutant.rule in deaths(lambda number: killer(make_engine, config, number=number), mutant.rule)
+        assert mutant.rule in deaths(killer, make_engine, mutant)
 
 
 @pytest.mark.parametrize("mutant", [*KV_EVENTS_ZOO, *KV_TOLD_ZOO], ids=lambda mutant: mutant.name)

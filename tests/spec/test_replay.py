@@ -82,6 +82,12 @@ def crowd(first: Token = 1) -> State:
     )
 
 
+def in_vain(*room: Event) -> list[Event]:
+    """A step of a crowd that serves sequence 0 alone: request 1 is admitted, gets this room, and is preempted."""
+    served = [Write(0, 4, (6,)), Read(0, (0, 1, 2, 3, 6)), Append(0, (1,)), Publish(0, 4)]
+    return [Begin(0), Allocate(0, 1, (6,)), Admit(1), *room, Preempt(1), Submit(0), *served, Complete(0)]
+
+
 def test_events_are_judged_under_the_choices_of_their_engine_and_each_is_kept() -> None:
     """One block of one token is published while it is computed, which is too early unless it may be at the schedule."""
     request = Request(0, (1, 2), 1, (0,))
@@ -129,20 +135,7 @@ def test_preempt_5_who_is_admitted_and_preempted_in_one_step_had_room_in_between
     """Sequence 1 takes block 5, which sequence 2 would have hit; so 2 does not hit the blocks behind it either, though
     others hold them, and lacks one more block than was free when its request was admitted."""
     before = crowd()
-    begun = [
-        Begin(0),
-        Allocate(0, 1, (6,)),
-        Admit(1),
-        Hit(1, (4,)),
-        Allocate(1, 4, (5, 7, 8, 9)),
-        Preempt(1),
-        Submit(0),
-        Write(0, 4, (6,)),
-        Read(0, (0, 1, 2, 3, 6)),
-        Append(0, (1,)),
-        Publish(0, 4),
-        Complete(0),
-    ]
+    begun = in_vain(Hit(1, (4,)), Allocate(1, 4, (5, 7, 8, 9)))
     after = led_to(before, begun)
     worked_out = events_of_step(before, report_of(begun), after)
     assert worked_out[0] == Begin(0)
@@ -153,19 +146,7 @@ def test_preempt_5_who_is_admitted_and_preempted_in_one_step_had_room_in_between
 
 def test_preempt_5_who_hit_nothing_in_between_is_not_said_to_have_hit() -> None:
     before = crowd(first=7)
-    begun = [
-        Begin(0),
-        Allocate(0, 1, (6,)),
-        Admit(1),
-        Allocate(1, 5, (5, 7, 8, 9, 10)),
-        Preempt(1),
-        Submit(0),
-        Write(0, 4, (6,)),
-        Read(0, (0, 1, 2, 3, 6)),
-        Append(0, (1,)),
-        Publish(0, 4),
-        Complete(0),
-    ]
+    begun = in_vain(Allocate(1, 5, (5, 7, 8, 9, 10)))
     assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
 
 
@@ -173,19 +154,7 @@ def test_sched_27_who_was_preempted_behind_its_admission_had_a_share_in_between(
     """Five tokens are missing, and a share is four."""
     crowded = crowd(first=7)
     before = replace(crowded, config=replace(crowded.config, max_num_partial_prefills=4))
-    begun = [
-        Begin(0),
-        Allocate(0, 1, (6,)),
-        Admit(1),
-        Allocate(1, 4, (5, 7, 8, 9)),
-        Preempt(1),
-        Submit(0),
-        Write(0, 4, (6,)),
-        Read(0, (0, 1, 2, 3, 6)),
-        Append(0, (1,)),
-        Publish(0, 4),
-        Complete(0),
-    ]
+    begun = in_vain(Allocate(1, 4, (5, 7, 8, 9)))
     assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
 
 
