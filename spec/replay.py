@@ -45,7 +45,6 @@ from spec.vocabulary import (
     SwapOut,
     Write,
     initial_state,
-    open_step,
     replace,
     seqs_of,
 )
@@ -267,7 +266,7 @@ def _begun(
                     events += _published_ahead(before, events, shown)
     for victim in (i for i in victims if i in before.waiting):
         events.append(Admit(victim))
-        events += _room_in_between(_follow(before, events), shown, victim)
+        events += _room_in_between(_follow(before, events), step_id, shown, victim)
         events += _preempted(_follow(before, events), shown, victim, swaps, held)
     ended = {_request(before, event.seq) for event in report.finished}
     events += [Admit(i) for i in victims if i in before.running and i in {*shown.running, *ended}]
@@ -278,13 +277,12 @@ def _preempted(
     s: State, shown: State, victim: RequestId, swaps: Iterable[SwapOut | SwapIn], held: list[BlockId]
 ) -> list[Event]:
     """The end of a request's time on the device, with what was done for it until then."""
-    events: list[Event] = [e for e in swaps if isinstance(e, SwapOut) and _request(s, e.seq) == victim]
-    if held:
-        events += _undone_copies(_follow(s, events), shown, victim, held)
+    events = _undone_copies(s, shown, victim, held)
+    events += [e for e in swaps if isinstance(e, SwapOut) and _request(s, e.seq) == victim]
     return [*events, *_published_by(_follow(s, events), shown, victim), Preempt(victim)]
 
 
-def _room_in_between(s: State, shown: State, victim: RequestId) -> list[Event]:
+def _room_in_between(s: State, step_id: StepId, shown: State, victim: RequestId) -> list[Event]:
     """The room that sequences of a request got before it was preempted in the step in which it was admitted: as much as
     there was, and a share at most (SCHED-27). Which blocks that were does not matter, as long as the cache has forgotten
     what they held."""
@@ -292,8 +290,7 @@ def _room_in_between(s: State, shown: State, victim: RequestId) -> list[Event]:
     for seq in tuple(seqs_of(s, victim)):
         hits = tuple(b for i in range(longest_hit(s, seq)) if (b := find(s, key_of(s, seq, i))) is not None)
         begun: list[Event] = [Hit(seq, hits)] if hits and s.config.prefix_cache else []
-        after, step_id = _follow(s, begun), open_step(s)
-        budget = 0 if step_id is None else block_table.budget_left(s, s.flights[step_id])
+        after, budget = _follow(s, begun), block_table.budget_left(s, s.flights[step_id])
         start = block_table.room(after.seqs[seq])
         count = min(after.seqs[seq].num_tokens - start, budget, block_table.share(s.config))
         free = [b for b in after.free if b not in after.cached or after.cached[b] != shown.cached.get(b)]

@@ -6,7 +6,7 @@ import pytest
 
 from spec.answers import StepReport
 from spec.choices import Choices, EvictionOrder, Publication
-from spec.replay import events_of_begin, events_of_step, not_moved, observe, replay, step
+from spec.replay import events_of_begin, events_of_end, events_of_step, not_moved, observe, replay, step
 from spec.rules import RuleViolation, broken_rules
 from spec.vocabulary import (
     Add,
@@ -20,12 +20,17 @@ from spec.vocabulary import (
     Config,
     Copy,
     Event,
+    Evict,
+    Finish,
+    FinishReason,
     Flight,
+    Fork,
     Hit,
     Observe,
     Preempt,
     Publish,
     Read,
+    Recovery,
     Request,
     Seq,
     State,
@@ -51,12 +56,31 @@ def led_to(state: State, events: list[Event]) -> State:
     return state
 
 
+def followed_to(state: State, events: list[Event]) -> State:
+    """Where the events lead, whether they break a rule or not."""
+    for event in events:
+        state = step(state, event)
+    return state
+
+
 def report_of(events: list[Event]) -> StepReport:
     return StepReport(
         device=tuple(e for e in events if isinstance(e, Write | Read | Copy | SwapOut | SwapIn)),
         emitted=tuple(e for e in events if isinstance(e, Append)),
         preempted=tuple(e for e in events if isinstance(e, Preempt)),
+        finished=tuple(e for e in events if isinstance(e, Finish)),
     )
+
+
+def samples() -> State:
+    """Sequence 0 of request 0 and three samples of request 1 have one token in the cache, the samples share its block;
+    one block is free, and two tokens fit into a block."""
+    config = Config(3, 2, max_num_seqs=4, max_num_batched_tokens=4, num_host_blocks=2, recovery=Recovery.SWAP)
+    engine, follower = followed(config)
+    engine.add(Request(0, (1,), max_tokens=2, seq_ids=(0,)))
+    engine.add(Request(1, (0,), max_tokens=2, seq_ids=(1, 2, 3)))
+    engine.step(next_token)
+    return follower.state
 
 
 def crowd(first: Token = 1) -> State:
@@ -82,10 +106,14 @@ def crowd(first: Token = 1) -> State:
     )
 
 
+SERVED: list[Event] = [Write(0, 4, (6,)), Read(0, (0, 1, 2, 3, 6)), Append(0, (1,))]
+"""What the device does for sequence 0 of a crowd."""
+
+
 def in_vain(*room: Event) -> list[Event]:
     """A step of a crowd that serves sequence 0 alone: request 1 is admitted, gets this room, and is preempted."""
-    served = [Write(0, 4, (6,)), Read(0, (0, 1, 2, 3, 6)), Append(0, (1,)), Publish(0, 4)]
-    return [Begin(0), Allocate(0, 1, (6,)), Admit(1), *room, Preempt(1), Submit(0), *served, Complete(0)]
+    served: list[Event] = [*SERVED, Publish(0, 4), Complete(0)]
+    return [Begin(0), Allocate(0, 1, (6,)), Admit(1), *room, Preempt(1), Submit(0), *served]
 
 
 def test_events_are_judged_under_the_choices_of_their_engine_and_each_is_kept() -> None:
@@ -158,6 +186,85 @@ def test_sched_27_who_was_preempted_behind_its_admission_had_a_share_in_between(
     assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
 
 
+def test_sched_27_who_was_preempted_behind_its_admission_had_what_was_left_of_the_budget() -> None:
+    crowded = crowd(first=7)
+    before = replace(crowded, config=replace(crowded.config, max_num_batched_tokens=2))
+    begun = in_vain(Allocate(1, 1, (5,)))
+    assert events_of_step(before, report_of(begun), followed_to(before, begun)) == begun
+
+
+def test_who_was_preempted_behind_its_admission_took_no_block_that_the_cache_still_names() -> None:
+    """Block 5 is free before the others, but it is still found under its name, by sequence 2 too."""
+    before = crowd(first=7)
+    begun = in_vain(Allocate(1, 5, (7, 8, 9, 10, 11)), Hit(2, (4, 5, 2, 3)), Allocate(2, 1, (12,)))
+    assert events_of_step(before, report_of(begun), followed_to(before, begun)) == begun
+
+
+def test_who_was_admitted_without_budget_or_from_host_memory_had_no_room_in_between() -> None:
+    """Neither may happen; it is worked out so that the rules of admission and of swaps say so."""
+    crowded = crowd(first=7)
+    spent = replace(crowded, config=replace(crowded.config, max_num_batched_tokens=1))
+    swapped = replace(crowded, config=replace(crowded.config, num_host_blocks=1), host_tables={1: (0,)})
+    for before in (spent, swapped):
+        assert events_of_step(before, report_of(in_vain()), followed_to(before, in_vain())) == in_vain()
+
+
+def test_preempt_5_who_is_admitted_and_preempted_where_blocks_are_published_at_the_schedule() -> None:
+    """What the victim was to fill was found under its name until it was preempted, and is forgotten with it."""
+    crowded = crowd(first=7)
+    before = replace(crowded, choices=replace(crowded.choices, publication=Publication.AT_SCHEDULE))
+    begun: list[Event] = [Begin(0), Allocate(0, 1, (6,)), Publish(0, 4), Admit(1), Allocate(1, 5, (5, 7, 8, 9, 10))]
+    happened: list[Event] = [*begun, Preempt(1), Submit(0), *SERVED, Complete(0)]
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
+
+
+def test_who_is_preempted_and_runs_on_was_admitted_again() -> None:
+    """Whether it may be is for the rules of admission to say: it gave its blocks back, and others wait before it."""
+    before = crowd()
+    readmitted: list[Event] = [Begin(0), Preempt(0), Admit(0), Submit(0)]
+    report = StepReport(preempted=(Preempt(0),))
+    assert events_of_step(before, report, before) == [*readmitted, Complete(0)]
+    finish = Finish(0, FinishReason.STOP)
+    gone = replace(before, running=(), seqs={i: seq for i, seq in before.seqs.items() if i != 0})
+    worked_out = events_of_step(before, replace(report, finished=(finish,)), gone)
+    assert worked_out[:4] == readmitted
+    assert finish in worked_out
+
+
+def test_sched_9_a_step_in_which_an_engine_does_nothing_is_a_step() -> None:
+    before = step(initial_state(CONFIG), Add(Request(0, (1, 2), 3, (0,))))
+    begin, submit, complete = events_of_step(before, StepReport(), before)
+    assert [begin, submit, complete] == [Begin(0), Submit(0), Complete(0)]
+    assert events_of_begin(before, StepReport(), before) == [begin, submit, complete]
+    begun = led_to(before, [begin])
+    assert "SCHED-9" in {rule.id for rule in broken_rules(begun, submit, step(begun, submit))}
+
+
+def test_api_2_a_token_for_nobody_is_one_for_a_sequence_that_does_not_exist() -> None:
+    idle, append = initial_state(CONFIG), Append(7, (1,))
+    assert events_of_end(idle, StepReport(emitted=(append,)), idle) == [Fork(7, 7), append]
+    assert "API-2" in {rule.id for rule in broken_rules(idle, Fork(7, 7), idle)}
+
+
+def test_swap_6_a_table_that_is_lost_in_host_memory_did_not_come_back() -> None:
+    config = replace(CONFIG, num_host_blocks=1)
+    before = led_to(initial_state(config), [Add(Request(0, (1, 2), 3, (0,)))])
+    swapped = replace(before, host_free=(), host_tables={0: (0,)})
+    shown = replace(before, host_tables={})
+    worked_out = events_of_begin(swapped, StepReport(), shown)
+    assert worked_out == [Begin(0), Submit(0), Complete(0)]
+    assert "SWAP-6" in {rule.id for rule in broken_rules(swapped, Observe(), observe(swapped, shown))}
+
+
+def test_cache_8_who_was_preempted_had_taken_a_name_that_another_has_now() -> None:
+    """Block 3 is free and has lost its name, and block 0 has it: so it was lost before."""
+    key = CacheKey((1,))
+    cached = replace(initial_state(CONFIG), cached={3: key}, cells={3: (1,)})
+    begun = led_to(cached, [Add(Request(0, (1,), 2, (0,))), Begin(0), Admit(0), Allocate(0, 1, (0,)), Submit(0)])
+    happened: list[Event] = [Write(0, 0, (0,)), Read(0, (0,)), Append(0, (5,)), Evict(3), Publish(0, 0), Complete(0)]
+    assert events_of_end(begun, report_of(happened), led_to(begun, happened)) == happened
+
+
 def test_nothing_happens_in_an_idle_engine() -> None:
     idle = initial_state(CONFIG)
     assert events_of_begin(idle, StepReport(), idle) == []
@@ -166,8 +273,8 @@ def test_nothing_happens_in_an_idle_engine() -> None:
 
 def test_a_sequence_may_write_its_tokens_in_two_pieces() -> None:
     before = step(initial_state(CONFIG), Add(Request(0, (1, 2), 3, (0,))))
-    device = [Write(0, 0, (0,)), Write(0, 1, (1,)), Read(0, (0, 1))]
-    happened = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), *device, Append(0, (5,))]
+    device: list[Event] = [Write(0, 0, (0,)), Write(0, 1, (1,)), Read(0, (0, 1))]
+    happened: list[Event] = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), *device, Append(0, (5,))]
     happened += [Publish(0, 0), Publish(0, 1), Complete(0)]
     assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
 
@@ -176,8 +283,16 @@ def test_a_sequence_may_write_its_tokens_in_two_pieces() -> None:
 def test_an_engine_that_loses_half_of_a_sequence_is_told_by_a_rule(lost: str) -> None:
     """It shows a table without a sequence, or a sequence without a table; its step is worked out all the same."""
     before = step(initial_state(Config(4, 1)), Add(Request(0, (1, 2), 3, (0,))))
-    device = [Write(0, 0, (0, 1)), Read(0, (0, 1))]
-    happened = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), *device, Append(0, (5,)), Complete(0)]
+    device: list[Event] = [Write(0, 0, (0, 1)), Read(0, (0, 1))]
+    happened: list[Event] = [
+        Begin(0),
+        Admit(0),
+        Allocate(0, 2, (0, 1)),
+        Submit(0),
+        *device,
+        Append(0, (5,)),
+        Complete(0),
+    ]
     shown = replace(led_to(before, happened), **{lost: {}})
     worked_out = events_of_step(before, report_of(happened), shown)
     assert worked_out == happened
@@ -186,19 +301,73 @@ def test_an_engine_that_loses_half_of_a_sequence_is_told_by_a_rule(lost: str) ->
 
 
 def test_a_victim_copied_its_tail_before_it_was_preempted() -> None:
-    """Three samples share a tail. The step in which the second begins to copy has no block for the third, so all of them
-    go; the source of the copy is held until the step is over."""
-    engine, follower = followed(Config(num_blocks=3, block_size=2, max_num_seqs=4, max_num_batched_tokens=4))
-    engine.add(Request(0, (1,), max_tokens=2, seq_ids=(0,)))
-    engine.add(Request(1, (0,), max_tokens=2, seq_ids=(1, 2, 3)))
-    engine.step(next_token)
-    before, copy = follower.state, Copy(1, 0, 1, 2)
-    report = engine.begin_step()
-    worked_out = events_of_begin(before, report, engine.snapshot())
-    assert copy in follower.trace
-    assert worked_out == [Begin(1), copy, Preempt(1), Allocate(0, 1, ()), Submit(1)]
-    state = led_to(before, worked_out)
-    assert broken_rules(state, Observe(), observe(state, engine.snapshot())) == []
+    """The step in which the first sample begins to copy has no block for the second, so all of them go; the source of the
+    copy is held until the step is over."""
+    before, copy = samples(), Copy(1, 0, 1, 2)
+    happened: list[Event] = [Begin(1), copy, Preempt(1), Allocate(0, 1, ()), Submit(1)]
+    shown = led_to(before, [Begin(1), Allocate(0, 1, ()), copy, Allocate(1, 1, ()), Preempt(1), Submit(1)])
+    assert events_of_begin(before, StepReport(preempted=(Preempt(1),)), shown) == happened
+    assert broken_rules(led_to(before, happened), Observe(), shown) == []
+
+
+def test_cow_3_a_victim_copied_its_tail_before_its_other_samples_were_swapped_out() -> None:
+    """Only the first sample was in the step already, so it is computed again. Its copy came first: when the others have
+    left for host memory, nobody shares the tail any more."""
+    before = samples()
+    copy = Copy(1, 0, 1, 2)
+    gone: list[Event] = [SwapOut(2, (0,)), SwapOut(3, (1,)), Preempt(1)]
+    shown = led_to(before, [Begin(1), Allocate(0, 1, ()), copy, Allocate(1, 1, ()), *gone, Submit(1)])
+    worked_out = events_of_begin(before, StepReport(preempted=(Preempt(1),)), shown)
+    assert worked_out == [Begin(1), copy, *gone, Allocate(0, 1, ()), Submit(1)]
+    assert broken_rules(led_to(before, worked_out), Observe(), shown) == []
+
+
+def test_a_copy_for_a_victim_may_be_made_and_makes_no_difference() -> None:
+    """The step is over: nobody holds its source or its target, and nobody reads what it copied."""
+    before, copy = samples(), Copy(1, 0, 1, 2)
+    served: list[Event] = [
+        Write(0, 1, (1,)),
+        Read(0, (0, 1)),
+        Append(0, (5,)),
+        Finish(0, FinishReason.LENGTH),
+        Complete(0),
+    ]
+    shown = led_to(before, [Begin(0), copy, Allocate(0, 1, ()), Allocate(1, 1, ()), Preempt(1), Submit(0), *served])
+    report = report_of([copy, Preempt(1), *served])
+    assert events_of_step(before, report, shown) == [Begin(0), Preempt(1), Allocate(0, 1, ()), Submit(0), *served]
+
+
+def test_alloc_2_a_copy_whose_source_the_step_does_not_hold_is_one_all_the_same() -> None:
+    before, copy = samples(), Copy(1, 0, 1, 2)
+    happened: list[Event] = [Begin(0), Allocate(0, 1, ()), copy, Allocate(1, 1, ()), Submit(0)]
+    after = led_to(before, [Begin(0), Allocate(0, 1, ()), copy, Allocate(1, 1, ())])
+    shown = replace(after, flights={0: replace(after.flights[0], holds=(), submitted=True)})
+    assert events_of_begin(before, StepReport(), shown) == happened
+    assert "ALLOC-2" in {rule.id for rule in broken_rules(after, Observe(), shown)}
+
+
+def test_a_move_that_no_step_decided_when_it_began_is_an_event_of_its_end() -> None:
+    begun = followed_to(samples(), [Begin(0), Allocate(0, 1, ()), Submit(0)])
+    moves: list[Event] = [Copy(0, 0, 0, 2), SwapOut(1, (0,))]
+    for move in moves:
+        assert events_of_end(begun, report_of([move]), begun) == [move, Complete(0)]
+
+
+def test_two_victims_go_to_host_memory_each_when_it_is_preempted() -> None:
+    """All requests have two tokens in blocks of two, and none is free for the first one's next."""
+    config = Config(3, 2, max_num_batched_tokens=8, num_host_blocks=2, recovery=Recovery.SWAP)
+    state = led_to(initial_state(config), [Add(Request(i, (i, 9), 3, (i,))) for i in range(3)])
+    begun: list[Event] = [event for i in range(3) for event in (Admit(i), Allocate(i, 2, (i,)))]
+    served: list[Event] = [
+        event for i in range(3) for event in (Write(i, 0, (2 * i, 2 * i + 1)), Read(i, (2 * i, 2 * i + 1)))
+    ]
+    ended: list[Event] = [Append(i, (5,)) for i in range(3)]
+    before = led_to(state, [Begin(0), *begun, Submit(0), *served, *ended, Complete(0)])
+    gone: list[Event] = [SwapOut(2, (0,)), Preempt(2), SwapOut(1, (1,)), Preempt(1)]
+    happened: list[Event] = [Begin(0), *gone, Allocate(0, 1, (2,)), Submit(0)]
+    shown = led_to(before, happened)
+    report = StepReport(preempted=(Preempt(2), Preempt(1)))
+    assert events_of_begin(before, report, shown) == happened
 
 
 def test_what_a_device_did_not_swap_is_taken_from_nobody_else() -> None:
@@ -208,3 +377,19 @@ def test_what_a_device_did_not_swap_is_taken_from_nobody_else() -> None:
     assert not_moved(swapped, StepReport(), [SwapOut(0, (1,))]) == swapped
     assert not_moved(swapped, StepReport(), [SwapOut(1, (1,))]).host_cells == {}
     assert not_moved(swapped, StepReport(device=(SwapOut(1, (1,)),)), [SwapOut(1, (1,))]) == swapped
+
+
+def test_what_a_device_did_not_move_is_in_none_of_the_blocks_that_it_was_for() -> None:
+    """Nor does anybody else lose a token: blocks have two slots, and tables other blocks."""
+    config = Config(6, 2, num_host_blocks=3)
+    cells = {at: (at,) for at in range(12)}
+    full = replace(
+        initial_state(config),
+        block_tables={0: (0, 1), 1: (2, 3)},
+        host_tables={2: (0,), 3: (1,)},
+        cells=cells,
+        host_cells={at: (at,) for at in range(6)},
+    )
+    undone = not_moved(full, StepReport(), [SwapOut(2, (0,)), SwapOut(3, (1,)), SwapIn(0, (0, 1)), Copy(1, 1, 0, 3)])
+    assert set(undone.cells) == {4, 5, 8, 9, 10, 11}
+    assert set(undone.host_cells) == {4, 5}
