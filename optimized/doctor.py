@@ -16,7 +16,7 @@ from spec.vocabulary import InvalidConfig
 BASE = ("numpy", "typer", "rich", "tqdm")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "engine": ("torch", "triton", "tokenizers", "safetensors", "gguf", "minijinja", "numba"),
-    "server": ("fastapi", "starlette", "uvicorn", "h11", "pydantic", "msgspec", "prometheus-client"),
+    "server": ("fastapi", "starlette", "uvicorn", "h11", "pydantic", "msgspec", "prometheus-client", "pyyaml"),
     "grammar": ("llguidance",),
     "conformance": ("pytest", "hypothesis"),
     "formal": ("z3-solver", "cvc5", "crosshair-tool"),
@@ -29,6 +29,7 @@ MODULES: Mapping[str, str] = {
     "crosshair-tool": "crosshair",
     "myst-parser": "myst_parser",
     "prometheus-client": "prometheus_client",
+    "pyyaml": "yaml",
 }
 """What a distribution is imported as, where that is another name."""
 

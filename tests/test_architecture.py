@@ -83,6 +83,9 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+IMPORTED_AS = {"pyyaml": "yaml"}
+
+
 def declared() -> frozenset[str]:
     """The import names of what a user of the engine may have installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -94,7 +97,8 @@ def declared() -> frozenset[str]:
         for each in extra
     ]
     names = (re.match(r"[\w.-]+", each) for each in [*project["dependencies"], *wanted])
-    return frozenset(name.group().lower().replace("-", "_") for name in names if name)
+    found = (name.group().lower().replace("-", "_") for name in names if name)
+    return frozenset(IMPORTED_AS.get(name, name) for name in found)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,10 @@ def serve(
     config: Annotated[
         Path | None,
         typer.Option(
-            envvar="KVPROOF_CONFIG", help="A TOML file of these settings.", callback=read_config, is_eager=True
+            envvar="KVPROOF_CONFIG",
+            help="A file of these settings, in TOML or (.yaml) YAML.",
+            callback=read_config,
+            is_eager=True,
         ),
     ] = None,
     limits: Limits,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from optimized.cli.config_file import BadConfigFile, entries_of
 from optimized.server.limits import Limits
 
 ORIGINS = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file", "DEFAULT": "default"}
@@ -65,26 +65,21 @@ def variable_of(name: str) -> str:
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take what a TOML file says for defaults. Its keys are names of flags. Raises ``typer.BadParameter``."""
+    """Take what a file says for defaults. Its keys are names of flags. Raises ``typer.BadParameter``."""
     if path is None:
         return None
-    try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path} is not TOML: {error}") from None
     known = {_flag(each): each for each in context.command.params if each.name not in ("config", "help")}
-    defaults = {}
-    for key, value in said.items():
-        parameter = known.get(key.replace("_", "-"))
-        if parameter is None:
-            raise typer.BadParameter(f"{path}: {key} is no setting of {context.command.name}")
-        parts = value if parameter.multiple and isinstance(value, list) else [value]
-        if any(isinstance(part, dict | list) for part in parts):
-            raise typer.BadParameter(f"{path}: {key} is {value!r}, not one value")
-        texts = [str(part) for part in parts]  # what would stand on the command line is read as it is there
-        defaults[parameter.name] = texts if parameter.multiple else texts[0]
+    defaults: dict[str | None, str | list[str]] = {}
+    try:
+        for entry in entries_of(path):
+            parameter = known.get(entry.key.replace("_", "-"))
+            if parameter is None:
+                raise BadConfigFile(path, entry.line, f"{entry.key} is no setting of {context.command.name}")
+            if entry.is_list and not parameter.multiple:
+                raise BadConfigFile(path, entry.line, f"{entry.key} is {list(entry.texts)}, not one value")
+            defaults[parameter.name] = list(entry.texts) if parameter.multiple else entry.texts[0]
+    except BadConfigFile as error:
+        raise typer.BadParameter(str(error)) from None
     context.default_map = defaults
     return path
 

@@ -282,6 +282,26 @@ def test_the_command_line_beats_the_environment_and_that_a_file(
     assert "secret" not in shown
 
 
+def test_a_file_in_yaml_says_the_same(tmp_path: Path) -> None:
+    """What YAML would make of a text does not count: the flag reads it."""
+    lines = ["port: 1", "max_num_seqs: 2", "served-model-name: [a, b]", "enable_prefix_caching: off", "host: '::1'"]
+    path = tmp_path / "serve.yaml"
+    path.write_text("\n".join(["# settings", *lines, "root-path: no", "model: &m 007", "tokenizer: *m"]))
+    found = {name: value for name, (value, origin) in origins("--config", str(path)).items() if origin == "file"}
+    assert found == {
+        "port": "1",
+        "max-num-seqs": "2",
+        "served-model-name": "a, b",
+        "enable-prefix-caching": "False",
+        "host": "::1",
+        "root-path": "no",
+        "model": "007",
+        "tokenizer": "007",
+    }
+    path.write_text("")
+    assert origins("--config", str(path))["port"] == ("8000", "default")
+
+
 def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in fields(Limits):
         monkeypatch.setenv(variable_of(each.name), "777")
@@ -301,10 +321,28 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
         ("[port]", "port is {}, not one value"),
         ("port", "is not TOML"),
         (None, "No such file"),
+        ("port = [1]", "port is ['1'], not one value"),
+        ("max-num-seqs = 1\nmax_num_seqs = 2", "max_num_seqs stands there twice"),
+        ("#" * 65_537, "it has more than 65,536 bytes"),
+        ("seed: 1\npor: 1", "c.yaml, line 2: por is no setting of serve"),
+        ("port: 1\nport: 2", "c.yaml, line 2: port stands there twice, also in line 1"),
+        ("max-num-seqs: 1\n\nmax_num_seqs: 2", "line 3: max_num_seqs stands there twice, also in line 1"),
+        ("port: {a: 1}", "line 1: port is not one value"),
+        ("port:", "line 1: port is not one value; leave it out"),
+        ("port: [1]", "line 1: port is ['1'], not one value"),
+        ("a: &a 1\nport: *b", "line 2: it is not YAML: found undefined alias"),
+        ("- port", "line 1: it has no keys"),
+        ("? [port]\n: 1", "line 1: a key is the name of a setting"),
+        ("port: '", "line 1: it is not YAML"),
+        ("port: !!python/object/apply:os.getpid []", "line 1: port is not one value"),
+        ("port: !!python/name:os.getpid ''", "line 1: port is not one value"),
+        ("port: " + "[" * 60_000, "it is not YAML: maximum recursion depth"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:
-    path = tmp_path / "c"
+    path = tmp_path / (
+        "c.yaml" if text and ":" in text.partition("\n")[0] or text in ("- port", "? [port]\n: 1") else "c"
+    )
     if text is not None:
         path.write_text(text)
     found = CliRunner().invoke(app, ["serve", "--config", str(path)], env={"COLUMNS": "500"})
