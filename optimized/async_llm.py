@@ -242,7 +242,7 @@ class AsyncLLM:
         self._num_named += 1
         if timeout_s is not None:
             demand_number("timeout_s", timeout_s, 0.0, MAX_TIMEOUT_S)
-        params, party = sampling_params or SamplingParams(), party or Party(1)
+        params, party = sampling_params or self.llm.get_default_sampling_params(), party or Party(1)
         name = f"async-{self._num_named}" if request_id is None else request_id
         stream = Stream(self._mailbox(), output_kind)
         party.reserve(self._engine, self._max_unfinished)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +147,8 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
     template_limits: TemplateLimits | None = None
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """What its ``generation_config.json`` says; a GGUF file has none."""
 
     @property
     def name(self) -> str:

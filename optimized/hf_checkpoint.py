@@ -69,7 +69,8 @@ def load_directory(folder: Path, *, name: Path | None = None) -> Checkpoint:
     tensors = SafetensorsTensors(found)
     if tokenizer is not None:
         tokenizer = tokenizer.with_special_ids(config.bos_token_id, config.eos_token_ids)
-    return Checkpoint(name or folder, config, tensors, tokenizer, _chat_template(folder, side))
+    template = _chat_template(folder, side)
+    return Checkpoint(name or folder, config, tensors, tokenizer, template, generation_config=generation)
 
 
 # --- config.json -----------------------------------------------------------------------------------------------------

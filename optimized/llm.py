@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
+from optimized.generation_defaults import AUTO, defaults_of, params_by_default
 from optimized.grammar import Barred, Grammar, Grammars
 from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
 from optimized.outputs import OpenRequest, RequestOutput, named, open_output
@@ -22,6 +23,8 @@ from optimized.prompts import (
     params_for,
     priorities_for,
     prompts_of,
+    spelled,
+    text_and_ids,
 )
 from optimized.sampling import Logprob, SamplingParams, demand_text, derived_seed
 from optimized.snapshot import Look
@@ -44,7 +47,8 @@ class LLM:
     """A model and its engine.
 
     ``model`` is a GGUF file, a Hugging Face directory, a loaded checkpoint, or None for the default model, which is
-    fetched once. Everything happens in the caller's thread.
+    fetched once. Everything happens in the caller's thread. ``generation_config`` says whose ``generation_config.json``
+    has the defaults of sampling: the model's (``auto``), nobody's (``vllm``), or that of another file or folder.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         quantization: str | None = None,
+        generation_config: str = AUTO,
+        override_generation_config: Mapping[str, Any] | None = None,
         make_observer: MakeObserver | None = None,
         make_core: MakeCore = TorchCore,
     ) -> None:
@@ -102,6 +108,7 @@ class LLM:
             raise InvalidConfig("model", model, "a file, a folder, a checkpoint, or None")
         path = Path(model) if isinstance(model, str | os.PathLike) else None
         self.checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(path)
+        self.defaults = defaults_of(self.checkpoint, generation_config, override_generation_config)
         self.seed = seed
         self.grammars = Grammars(self.checkpoint)
         self._core = make_core(self.checkpoint, args, make_observer)
@@ -115,6 +122,10 @@ class LLM:
     def config(self) -> Config:
         """The limits of the engine."""
         return self._core.config
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is meant where no sampling parameters are given."""
+        return params_by_default(self.defaults)
 
     def stats(self) -> Stats:
         """What the cache has done so far."""
@@ -236,7 +247,7 @@ class LLM:
         if not isinstance(request_id, str) or request_id in self._names:
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
         demand_text("cache_salt", cache_salt)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or self.get_default_sampling_params()
         made = self._make(request_id, *self._read(prompt), params, priority=priority, cache_salt=cache_salt)
         self._core.check(made[0], made[2])
         self._add(made)
@@ -287,7 +298,8 @@ class LLM:
         """Check all, then add all, then step until they are done."""
         self._demand_idle()
         demand_text("cache_salt", cache_salt)
-        params, priorities = params_for(len(several), sampling_params), priorities_for(len(several), priority)
+        priorities = priorities_for(len(several), priority)
+        params = params_for(len(several), sampling_params, self.get_default_sampling_params())
         made: list[Made] = []
         for index, each in enumerate(several):
             try:
@@ -322,16 +334,7 @@ class LLM:
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[Token]]:
         """The text of a prompt, if it has one, and its token ids."""
-        text: object = prompt
-        token_ids: object = None
-        if isinstance(prompt, Mapping):
-            if not prompt or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-                raise InvalidField("prompt", sorted(map(str, prompt)), "an object with prompt or prompt_token_ids")
-            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        elif not isinstance(prompt, str):
-            text, token_ids = None, prompt
-        if text is not None and not isinstance(text, str):
-            raise InvalidField("prompt", type(text).__name__, "a text")
+        text, token_ids = text_and_ids(prompt)
         if token_ids is None:
             token_ids = self.encode(text or "", add_special_tokens=True)
         return text, self._checked(token_ids)
@@ -405,13 +408,7 @@ class LLM:
         opened = OpenRequest(str(request_id) if name is None else name, request_id, prompt, token_ids, outputs)
         if params.prompt_logprobs is not None:
             opened.prompt_logprobs = [None] * len(token_ids)
-        return request, opened, params, Barred(self._bad_words(params), self.grammar_of(params))
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[Token, ...], ...]:
-        """The bad words as they begin a text, and as they stand after a space."""
-        spellings = [prefix + word for word in params.bad_words or () for prefix in ("", " ")]
-        words = [tuple(self.encode(spelling, add_special_tokens=False)) for spelling in spellings]
-        return tuple(word for word in dict.fromkeys(words) if word)
+        return request, opened, params, Barred(spelled(params.bad_words or (), self.encode), self.grammar_of(params))
 
     def _demand_room(self, num_prompt_tokens: int) -> None:
         """Raise unless there is room for an answer in the context."""
@@ -420,14 +417,15 @@ class LLM:
             raise InvalidField("the number of prompt tokens", num_prompt_tokens, limit)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """What the caller says, or what is left of the context and, for each sample, of the cache."""
+        """What the caller or else the model says, or what is left of the context and, for each sample, of the cache."""
         config = self._core.config
         self._demand_room(num_prompt_tokens)
         if params.max_tokens is not None:
             return params.max_tokens
         # The last token needs no slot.
         room = config.num_blocks // params.n * config.block_size + 1
-        return max(1, min(config.max_model_len, room) - num_prompt_tokens)
+        left = max(1, min(config.max_model_len, room) - num_prompt_tokens)
+        return min(left, int(self.defaults.get("max_tokens", left)))
 
     def _add(self, made: Made) -> None:
         request, opened, params, barred = made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from optimized.sampling import SamplingParams
@@ -32,10 +32,27 @@ def conversations_of(messages: Conversation | Sequence[Conversation]) -> list[Co
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
 
 
-def params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+def text_and_ids(prompt: Prompt) -> tuple[str | None, object]:
+    """The text of one prompt and its token ids, as far as it has them."""
+    text: object = prompt
+    token_ids: object = None
+    if isinstance(prompt, Mapping):
+        if not prompt or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+            raise InvalidField("prompt", sorted(map(str, prompt)), "an object with prompt or prompt_token_ids")
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    elif not isinstance(prompt, str):
+        text, token_ids = None, prompt
+    if text is not None and not isinstance(text, str):
+        raise InvalidField("prompt", type(text).__name__, "a text")
+    return text, token_ids
+
+
+def params_for(
+    count: int, given: SamplingParams | Sequence[SamplingParams] | None, default: SamplingParams
+) -> list[SamplingParams]:
     """The parameters for each of so many prompts."""
     if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
+        return [given or default] * count
     if not isinstance(given, list | tuple) or not all(isinstance(each, SamplingParams) for each in given):
         raise InvalidField("sampling_params", given, "SamplingParams, or a list of them")
     if len(given) != count:
@@ -62,6 +79,12 @@ def demand_priority(priority: int, policy: Policy) -> None:
         raise InvalidField("priority", priority, "a whole number of at most 64 bits")
     if priority and policy is not Policy.PRIORITY:
         raise InvalidField("priority", priority, "0, unless the scheduling policy is priority")
+
+
+def spelled(words: Sequence[str], encode: Callable[[str, bool], list[Token]]) -> tuple[tuple[Token, ...], ...]:
+    """Bad words in token ids, as they begin a text, and as they stand after a space."""
+    found = [tuple(encode(prefix + word, False)) for word in words for prefix in ("", " ")]
+    return tuple(word for word in dict.fromkeys(found) if word)
 
 
 def checked_ids(token_ids: object, vocab_size: int) -> list[Token]:

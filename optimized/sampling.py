@@ -77,7 +77,8 @@ NOT_WITH_A_GRAMMAR = {
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt; names and meanings are vLLM's. ``max_tokens=None`` is as much as fits.
+    """How to continue a prompt; names and meanings are vLLM's. ``max_tokens=None`` is as much as fits,
+    and no more than the model's ``generation_config.json`` has for ``max_new_tokens``.
 
     ``logprobs=k`` asks, for each token of an answer, for the logarithm of its probability before all else that is said
     here, and for those of the ``k`` likeliest tokens; ``prompt_logprobs`` asks the same of the prompt. Below

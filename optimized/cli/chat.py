@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from optimized.cli.guard import plain_errors
+from optimized.cli.printing import GenerationConfigOption, OverrideOption
+
+OURS = {"temperature": 0.7, "max_tokens": 256}
+"""What is asked of sampling where neither the command line nor the model says anything."""
 
 
 @plain_errors
@@ -17,19 +21,31 @@ def chat(
         typer.Argument(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The most tokens of an answer.", show_default="the model's, else 256")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 takes the likeliest token.", show_default="the model's, else 0.7")
+    ] = None,
+    generation_config: GenerationConfigOption = "auto",
+    override_generation_config: OverrideOption = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     blocks: Annotated[bool, typer.Option("--blocks", help="After each answer say what the cache did.")] = False,
 ) -> None:
     """Talk to a model. A line is a message; an empty one, or the end of the input, is the end."""
     from optimized.cli.torch_start import import_torch
+    from optimized.generation_defaults import read_override
     from optimized.llm import LLM
     from optimized.sampling import SamplingParams
 
     import_torch()
-    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    llm = LLM(model, seed=seed)
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    asked: dict[str, Any] = {"seed": seed, **{name: value for name, value in given.items() if value is not None}}
+    SamplingParams(**asked)  # refuses what makes no sense before a model is fetched
+    override = read_override(override_generation_config)
+    llm = LLM(model, seed=seed, generation_config=generation_config, override_generation_config=override)
+    of_model = {**llm.defaults, **({"max_tokens": None} if "max_tokens" in llm.defaults else {})}
+    params = SamplingParams(**{**OURS, **of_model, **asked})
     messages = [{"role": "system", "content": system}] if system else []
     turn, hits = 0, 0
     while text := _line():

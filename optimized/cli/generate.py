@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optimized.cli.guard import FAILED, plain_errors
-from optimized.cli.printing import JsonOption, ModelOption, print_json
+from optimized.cli.printing import GenerationConfigOption, JsonOption, ModelOption, OverrideOption, print_json
 from optimized.cli.watch import SelfCheck, Watch
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from optimized.prompts import Prompt
 
 MAX_TOKENS = 128
+OURS = {"temperature": 0.0}
+"""What is asked of sampling where neither the command line nor the model says anything."""
 SELF_CHECK_BLOCKS = 256
 """Blocks of an engine that is judged, unless told: each rule looks at every block, after every event."""
 
@@ -31,14 +33,28 @@ def generate(
     model: ModelOption = None,
     engine: Annotated[str, typer.Option(help="optimized, or reference: slow and obvious.")] = "optimized",
     max_tokens: Annotated[
-        int | None, typer.Option(help="The most tokens of an answer.", show_default="128, or less if less fits")
+        int | None,
+        typer.Option(help="The most tokens of an answer.", show_default="the model's, else 128, or less if less fits"),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 takes the likeliest token.", show_default="the model's, else 0")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     n: Annotated[int, typer.Option("--n", "-n", help="Answers to each prompt; they share its blocks.")] = 1,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that have this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep so many of the likeliest tokens, 0 for all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this part of the likeliest one.")] = 0.0,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Keep the likeliest tokens that have this probability.", show_default="the model's, else 1"),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Keep so many of the likeliest tokens, 0 for all.", show_default="the model's, else 0"),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this part of the likeliest one.", show_default="the model's, else 0"),
+    ] = None,
+    generation_config: GenerationConfigOption = "auto",
+    override_generation_config: OverrideOption = None,
     beam_width: Annotated[
         int | None, typer.Option(help="Search so many beams, and show the likeliest whole answers, best first.")
     ] = None,
@@ -101,6 +117,7 @@ def generate(
     """Answer prompts with a model, out of a paged KV cache."""
     from optimized.beam_search import MAX_BEAMS
     from optimized.capacity import pool_sentence
+    from optimized.generation_defaults import defaults_sentence, read_override
     from optimized.model_core import EngineArgs
     from optimized.sampling import SamplingParams, demand_integer
     from spec.vocabulary import InvalidConfig
@@ -116,7 +133,10 @@ def generate(
         raise InvalidConfig("kv_events", str(kv_events), "left out with the reference engine or without a prefix cache")
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
-    params = SamplingParams(n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "max_tokens": max_tokens}
+    asked: dict[str, Any] = {"n": n, **{name: value for name, value in given.items() if value is not None}}
+    params = SamplingParams(**{**OURS, **asked})
+    override = read_override(override_generation_config)
     if beam_width is not None:
         demand_integer("beam_width", beam_width, 1, MAX_BEAMS)
     if beam_width is not None and (n != 1 or not params.greedy):
@@ -142,15 +162,21 @@ def generate(
     EngineArgs(**engine_args)  # refuses what makes no sense before a model is fetched
     started = time.perf_counter()
     with Watch(engine, self_check, trace, kv_events) as watch:
-        llm = _load(model, engine_args, watch)
+        sampled_by = {"generation_config": generation_config, "override_generation_config": override}
+        llm = _load(model, engine_args | sampled_by, watch)
+        params = SamplingParams(**{**OURS, **llm.defaults, **asked})
         requests = [prompt if raw else llm.chat_prompt([{"role": "user", "content": prompt}]) for prompt in prompts]
         typer.echo(pool_sentence(llm.checkpoint.name, llm.config), err=True)
+        if llm.defaults and beam_width is None:
+            typer.echo(defaults_sentence(llm.defaults), err=True)
         loaded = time.perf_counter()
         if beam_width is not None:
             done = _search(llm, prompts, requests, beam_width, max_tokens, as_json)
         else:
             for index, request in enumerate(requests):
-                most = max_tokens if max_tokens is not None else min(MAX_TOKENS, llm.max_tokens_left(request, n))
+                most = llm.max_tokens_left(request, n)
+                if max_tokens is not None or "max_tokens" not in llm.defaults:
+                    most = max_tokens if max_tokens is not None else min(MAX_TOKENS, most)
                 llm.add_request(str(index), request, replace(params, max_tokens=most))
             done = _collect(llm, len(prompts), params.n) if as_json else _stream(llm, prompts, params.n, engine)
     seconds = time.perf_counter() - loaded

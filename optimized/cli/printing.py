@@ -16,6 +16,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 ModelOption = Annotated[
     str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
 ]
+GenerationConfigOption = Annotated[
+    str,
+    typer.Option(
+        help="Defaults of sampling: auto, the model's own generation_config.json; vllm, none; or such a file or its folder."
+    ),
+]
+OverrideOption = Annotated[
+    str | None,
+    typer.Option(help="A JSON object of temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens instead."),
+]
 
 
 def print_json(value: object) -> None:

@@ -85,6 +85,20 @@ def serve(
         Path | None,
         typer.Option(envvar="KVPROOF_CHAT_TEMPLATE", help="A file with a chat template instead of the model's own."),
     ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            envvar="KVPROOF_GENERATION_CONFIG",
+            help="What requests do not say of sampling: auto, the model's generation_config.json; vllm, none; or a file.",
+        ),
+    ] = "auto",
+    override_generation_config: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KVPROOF_OVERRIDE_GENERATION_CONFIG",
+            help="A JSON object with what counts instead of that: temperature, top_p, max_new_tokens and the like.",
+        ),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -248,6 +262,7 @@ def serve(
     from optimized.block_residency import BlockResidency
     from optimized.cli.live_map import live_map
     from optimized.cli.lossy_trace import LossyTraces
+    from optimized.generation_defaults import defaults_sentence, read_override
     from optimized.llm import LLM
     from optimized.model_choice import chosen_checkpoint
     from optimized.model_core import EngineArgs
@@ -306,6 +321,7 @@ def serve(
         "preemption_mode": preemption_mode,
         "swap_space": swap_space,
     }
+    override = read_override(override_generation_config)
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
     start_logging(log_format, log_level)
     source = context.get_parameter_source("api_key")
@@ -313,7 +329,15 @@ def serve(
         say("warning: others on this machine see the key in the process list, --api-key-file keeps it from them")
     with Watch("optimized", self_check, trace, residency=front.residency, traces=traces) as watch:
         checkpoint = chosen_checkpoint(model, revision, tokenizer, chat_template)
-        llm = LLM(checkpoint, **arguments, make_observer=watch.make_observer if watch.is_wanted else None)  # type: ignore[arg-type]
+        llm = LLM(
+            checkpoint,
+            **arguments,  # type: ignore[arg-type]
+            generation_config=generation_config,
+            override_generation_config=override,
+            make_observer=watch.make_observer if watch.is_wanted else None,
+        )
+        if llm.defaults:
+            say(defaults_sentence(llm.defaults))
         names = served_model_name or [llm.checkpoint.name, "default"]
         run(llm, names, address, limits, say, front)
 

@@ -69,7 +69,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     known = {_flag(each): each for each in context.command.params if each.name not in ("config", "help")}
-    defaults: dict[str | None, str | list[str]] = {}
+    defaults: dict[str, Any] = {}  # Any: a text or a list of texts
     try:
         for entry in entries_of(path):
             parameter = known.get(entry.key.replace("_", "-"))
@@ -77,7 +77,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
                 raise BadConfigFile(path, entry.line, f"{entry.key} is no setting of {context.command.name}")
             if entry.is_list and not parameter.multiple:
                 raise BadConfigFile(path, entry.line, f"{entry.key} is {list(entry.texts)}, not one value")
-            defaults[parameter.name] = list(entry.texts) if parameter.multiple else entry.texts[0]
+            defaults[str(parameter.name)] = list(entry.texts) if parameter.multiple else entry.texts[0]
     except BadConfigFile as error:
         raise typer.BadParameter(str(error)) from None
     context.default_map = defaults

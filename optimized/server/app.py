@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from optimized.async_llm import AsyncLLM
 from optimized.doctor import version_of
+from optimized.generation_defaults import fill
 from optimized.server.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -74,6 +75,7 @@ def make_app(
     async def completions(body: CompletionRequest, request: Request) -> Any:
         request_id = request.state.request_id
         service.salt(body, request.state.key)
+        fill(body, engine.llm.defaults)
         if body.stream:
             return await _streamed(request, service.stream_completion(body, request_id), front)
         return await _whole(request, service.complete(body, request_id))
@@ -82,13 +84,20 @@ def make_app(
     async def chat(body: ChatRequest, request: Request) -> Any:
         request_id = request.state.request_id
         service.salt(body, request.state.key)
+        fill(body, engine.llm.defaults)
         if body.stream:
             return await _streamed(request, service.stream_chat(body, request_id), front)
         return await _whole(request, service.chat(body, request_id))
 
     def card(name: str) -> ModelCard:
-        longest = engine.llm.config.max_model_len
-        return ModelCard(id=name, created=service.created, root=engine.llm.checkpoint.name, max_model_len=longest)
+        llm = engine.llm
+        return ModelCard(
+            id=name,
+            created=service.created,
+            root=llm.checkpoint.name,
+            max_model_len=llm.config.max_model_len,
+            default_sampling_params=dict(llm.defaults),
+        )
 
     @app.get("/v1/models")
     async def models() -> ModelList:

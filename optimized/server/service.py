@@ -43,7 +43,7 @@ from optimized.server.stream import DONE, event
 from optimized.server.tools import GrowingCall
 
 COMPLETION_TOKENS = 16
-"""The most tokens of a completion, unless asked for: OpenAI's default."""
+"""The most tokens of a completion, unless its request or the model says: OpenAI's default."""
 
 LONGEST_TOKEN = 64
 """Characters of a token: what is longer than so many of these is not read before it is refused."""
@@ -185,7 +185,8 @@ class Service:
         await self._check_costs(body)
         prompts = await completion_prompts(self.engine, body)
         asked = body.prompt_logprobs if body.prompt_logprobs is not None else body.logprobs if body.echo else None
-        return prompts, body.sampling(body.max_tokens or COMPLETION_TOKENS, body.logprobs, asked)
+        most = body.max_tokens or (None if "max_tokens" in self.engine.llm.defaults else COMPLETION_TOKENS)
+        return prompts, body.sampling(most, body.logprobs, asked)
 
     # --- chat ---------------------------------------------------------------------------------------------------------
 
