@@ -44,6 +44,14 @@ import numpy as np
 import numpy.typing as npt
 
 from optimized.adjustment import adjusted, is_adjusting
+from optimized.bounds import (
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 from optimized.structured_outputs import StructuredOutputsParams
 from spec.engine import InvalidField
 
@@ -56,13 +64,7 @@ FIRST_FACTOR = 0xBF58476D1CE4E5B9
 SECOND_FACTOR = 0x94D049BB133111EB
 
 MIN_TEMPERATURE = 1e-5
-MAX_SAMPLES = 64
-MAX_STOP_TOKEN_IDS = 64
-MAX_STOP_STRINGS = 64
-MAX_LOGPROBS = 20
-MAX_BIASES = 1024
 MAX_BIAS = 100.0
-MAX_BAD_WORDS = 128
 MAX_TOKEN_ID = 1 << 31
 
 NOT_WITH_A_GRAMMAR = {

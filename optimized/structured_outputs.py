@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from optimized.bounds import MAX_CHARACTERS, MAX_DEPTH
 from spec.engine import InvalidField
 
-MAX_CHARACTERS = 1 << 16
-MAX_DEPTH = 64
 MAX_CHOICES = 1024
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 

@@ -28,7 +28,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 
 TO_THE_ENGINE = frozenset({"/v1/completions", "/v1/chat/completions"})
 
-UNLOGGED = OPEN_PATHS | {"/metrics"}
+UNLOGGED = OPEN_PATHS | {"/metrics", "/ping", "/load"}
 """What machines ask all the time."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -15,19 +15,13 @@ from pydantic import (
 
 from optimized.sampling import SamplingParams
 from optimized.server.errors import RequestError, unsupported
+from optimized.server.json_types import Finite, Flag, Many, TokenId, Whole, whole
 from optimized.server.limits import Limits
 from optimized.server.structure import ResponseFormat, StructuredOutputs, structure_of
 from optimized.server.tools import SaidCall, Tool, ToolChoice, call_of_one, callable_tools, form_of_arguments
 from optimized.structured_outputs import StructuredOutputsParams
 
-T = TypeVar("T")
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
-Many = Annotated[list[T], Field(fail_fast=True)]
-"""A list of which only the first thing that is wrong is told: a body has room for millions."""
 Prompts: TypeAlias = str | Many[str] | Many[TokenId] | Many[Many[TokenId]]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
 PASSED_ON = (
     "n",
     "temperature",
@@ -62,6 +56,8 @@ class Body(BaseModel):
     @classmethod
     def _few_errors(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """To describe each of a million wrong things would hold everybody up for a minute."""
+        if isinstance(data, dict):  # JSON has one kind of numbers: some clients write 3.0 where others write 3
+            data = {name: whole(value) for name, value in data.items()}
         try:
             return handler(data)
         except ValidationError as error:
@@ -74,8 +70,8 @@ class StreamOptions(BaseModel):
     """What a stream says besides its text."""
 
     model_config = ConfigDict(extra="forbid")
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
 
 
 class SamplingFields(Body):
@@ -85,37 +81,37 @@ class SamplingFields(Body):
     model: str | None = None
     temperature: Finite | None = Field(None, ge=0.0)
     top_p: Finite | None = Field(None, gt=0.0, le=1.0)
-    n: int | None = Field(None, ge=1, lt=1 << 31)
-    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    stream: bool | None = None
+    n: Whole | None = Field(None, ge=1, lt=1 << 31)
+    max_tokens: Whole | None = Field(None, ge=1, lt=1 << 31)
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     stop: str | Many[str] | None = None
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    seed: Whole | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     presence_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: Finite | None = Field(None, ge=-2.0, le=2.0)
     logit_bias: dict[str, Finite] | None = None
     response_format: ResponseFormat | None = None
     # vLLM's own
     structured_outputs: StructuredOutputs | None = None
-    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
+    top_k: Whole | None = Field(None, ge=-1, lt=1 << 31)
     min_p: Finite | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: Finite | None = Field(None, ge=0.01, le=100.0)
-    min_tokens: int | None = Field(None, ge=0, lt=1 << 31)
-    ignore_eos: bool | None = None
+    min_tokens: Whole | None = Field(None, ge=0, lt=1 << 31)
+    ignore_eos: Flag | None = None
     stop_token_ids: Many[TokenId] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: Flag | None = None
+    include_stop_str_in_output: Flag | None = None
     allowed_token_ids: Many[TokenId] | None = None
     bad_words: Many[str] | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
+    prompt_logprobs: Whole | None = Field(None, ge=0, lt=1 << 31)
     cache_salt: str | None = Field(None, min_length=1, pattern="^[ -~]+$")
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=1 << 31)
-    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
-    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Whole | None = Field(None, ge=-1, lt=1 << 31)
+    priority: Whole | None = Field(None, ge=-(1 << 31), lt=1 << 31)
+    return_token_ids: Flag | None = None
     # Said by clients without being asked, and of no meaning here.
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    store: Flag | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -203,11 +199,11 @@ class CompletionRequest(SamplingFields):
     """The body of ``/v1/completions``."""
 
     prompt: Prompts
-    echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, lt=1 << 31)
-    best_of: int | None = Field(None, ge=1, lt=1 << 31)
+    echo: Flag | None = None
+    logprobs: Whole | None = Field(None, ge=0, lt=1 << 31)
+    best_of: Whole | None = Field(None, ge=1, lt=1 << 31)
     suffix: str | None = None
-    add_special_tokens: bool | None = None
+    add_special_tokens: Flag | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The four shapes of a prompt as one list."""
@@ -272,14 +268,14 @@ class ChatRequest(SamplingFields):
     """The body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, lt=1 << 31)
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    max_completion_tokens: Whole | None = Field(None, ge=1, lt=1 << 31)
+    logprobs: Flag | None = None
+    top_logprobs: Whole | None = Field(None, ge=0, lt=1 << 31)
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag | None = None
 
     def check(self) -> None:
         """Raise for what would have to be ignored."""
@@ -330,7 +326,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
 
 class DetokenizeRequest(Body):

@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -216,7 +217,18 @@ async def _run(server: _Server, service: Service, address: Address, limits: Limi
     finally:
         for task in beating:
             task.cancel()
+        if address.uds is not None:
+            _leave(address.uds)
         await service.engine.shutdown()
+
+
+def _leave(path: str) -> None:
+    """The socket's file goes with its server, which asyncio leaves there; unless somebody else listens on it by now."""
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
+            os.unlink(path)
+    except (OSError, InvalidConfig):  # somebody else has seen to it
+        return
 
 
 async def _end_in_time(server: _Server, service: Service, seconds: float) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from optimized.server.errors import RequestError
+from optimized.server.json_types import Flag
 from optimized.structured_outputs import StructuredOutputsParams
 
 
@@ -17,7 +18,7 @@ class JsonSchema(BaseModel):
     name: str = Field(max_length=64)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class TextFormat(BaseModel):
@@ -53,7 +54,7 @@ class StructuredOutputs(BaseModel):
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
-    json_object: bool | None = None
+    json_object: Flag | None = None
 
 
 def structure_of(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from optimized.grammar_trial import WHITESPACE
 from optimized.server.errors import RequestError, unsupported
+from optimized.server.json_types import Flag
 from optimized.structured_outputs import StructuredOutputsParams
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -28,7 +29,7 @@ class Function(BaseModel):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class Tool(BaseModel):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import resource
+import signal
 import socket
 import ssl
 import threading
@@ -17,16 +18,19 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
+from optimized import LLM
 from optimized.checkpoint import Checkpoint
 from optimized.cli import app
 from optimized.cli.settings import settings_of
 from optimized.engine_thread import EngineStopped
+from optimized.server import serve
+from optimized.server.app import make_app
 from optimized.server.errors import RequestError
 from optimized.server.front import Front
 from optimized.server.guard import Guard
 from optimized.server.limits import Limits
 from optimized.server.request_log import brief
-from optimized.server.serve import Address, allow_open_files, bound_handshakes, uvicorn_config
+from optimized.server.serve import Address, allow_open_files, bound_handshakes, make_engine, uvicorn_config
 from optimized.server.service import begun_late
 from optimized.server.stream import DONE, KEEP_ALIVE, kept_alive
 from spec.vocabulary import InvalidConfig
@@ -405,3 +409,27 @@ def test_it_listens_on_a_socket_and_over_tls(tiny: Checkpoint, tmp_path: Path) -
         for each in (local, secret, strict):
             each.should_exit = True
         server.stop()
+
+
+def test_a_socket_goes_with_its_server(tiny: Checkpoint, tmp_path: Path) -> None:
+    llm, limits, address = LLM(tiny, block_size=4), Limits(), Address(uds=str(tmp_path / "socket"))
+
+    async def lived() -> bool:
+        app, service = make_app(make_engine(llm, limits), ["tiny"], limits)
+        server = serve._Server(uvicorn_config(app, address, limits), service)
+        running = asyncio.ensure_future(serve._run(server, service, address, limits, lambda _: None))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        was_there = Path(str(address.uds)).is_socket()
+        server.handle_exit(signal.SIGTERM, None)
+        await running
+        return was_there
+
+    assert asyncio.run(lived())
+    assert not list(tmp_path.iterdir())
+    with socket.socket(socket.AF_UNIX) as other:  # who has taken the place keeps it
+        other.bind(str(address.uds))
+        other.listen()
+        serve._leave(str(address.uds))
+        assert list(tmp_path.iterdir())
+    serve._leave(str(tmp_path / "nothing"))

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from optimized import SamplingParams
 from optimized.checkpoint import Checkpoint
 from optimized.cli import app
 from optimized.cli.serve import keys_of
 from optimized.cli.settings import settings_of, variable_of
 from optimized.server.body import is_deeper
 from optimized.server.limits import Limits
+from spec.engine import InvalidField
 from spec.vocabulary import InvalidConfig
 from tests.server.conftest import RunningServer, held, running, waited_for
 
@@ -384,3 +386,79 @@ def test_an_answer_has_its_time(tiny: Checkpoint) -> None:
     finally:
         gate.set()
         server.stop()
+
+
+BEYOND = {
+    "max_n": {"n": 1},
+    "max_logprobs": {"logprobs": 1},
+    "max_stop_strings": {"stop": ["a"]},
+    "max_stop_token_ids": {"stop_token_ids": [1]},
+    "max_logit_biases": {"logit_bias": [(1, 1.0)]},
+    "max_bad_words": {"bad_words": ["a"]},
+}
+"""Limits that an engine has too, and a parameter that counts as one."""
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_flag_that_would_change_nothing_is_refused(name: str) -> None:
+    [most] = [each.metadata["most"] for each in fields(Limits) if each.name == name]
+    Limits(**{name: most})
+    with pytest.raises(
+        InvalidConfig, match=f"{name} is {most + 1}, it must be .* to {most:,}: nothing behind it takes more"
+    ):
+        Limits(**{name: most + 1})
+    [(field, one)] = BEYOND[name].items()
+    SamplingParams(**{field: one * most})  # type: ignore[arg-type, operator]
+    with pytest.raises(InvalidField):
+        SamplingParams(**{field: one * (most + 1)})  # type: ignore[arg-type, operator]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": True},
+        {"max_tokens": "3"},
+        {"max_tokens": 3.5},
+        {"n": True},
+        {"seed": "1"},
+        {"logprobs": False},
+        {"temperature": "0"},
+        {"temperature": True},
+        {"logit_bias": {"5": "1"}},
+        {"stream": 1},
+        {"stream": "true"},
+        {"echo": "yes"},
+        {"ignore_eos": 1.0},
+        {"stop_token_ids": [5.0]},
+        {"prompt": [True]},
+        {"stream": True, "stream_options": {"include_usage": 1}},
+        {"structured_outputs": {"json_object": "true"}},
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused_by_its_field(small: RunningServer, body: dict[str, object]) -> None:
+    found = small.complete(**{"max_tokens": 2, **body})
+    assert (found.status, found.json["error"]["code"]) == (400, "invalid_value")
+    assert found.json["error"]["param"] == list(body)[-1]
+
+
+def test_as_deep_as_a_flag_lets_it_a_body_can_be_read(tiny: Checkpoint) -> None:
+    server = running(tiny, Limits(max_json_depth=512))
+    try:
+        deep: dict[str, object] = {}
+        for _ in range(510):
+            deep = {"a": deep}
+        assert server.complete(max_tokens=1, metadata=deep).status == 200
+        assert server.complete(max_tokens=1, metadata={"a": deep}).json["error"]["code"] == "invalid_json"
+    finally:
+        server.stop()
+    with pytest.raises(InvalidConfig, match="max_json_depth is 513"):
+        Limits(max_json_depth=513)
+
+
+def test_three_point_zero_is_three(small: RunningServer) -> None:
+    """For JSON Schema, and so for ``/openapi.json``, it is a whole number; some clients write all numbers so."""
+    found = small.complete(max_tokens=3.0, n=1.0, seed=-2.0, temperature=0, top_k=4.0, return_token_ids=True)
+    assert found.status == 200
+    assert found.json["usage"]["completion_tokens"] == 3
+    assert found.json["choices"] == small.complete(max_tokens=3, return_token_ids=True).json["choices"]
