@@ -26,12 +26,12 @@ from optimized.engine_thread import (
     Stream,
 )
 from optimized.llm import LLM
-from optimized.model_core import Stats
 from optimized.outputs import OutputKind, RequestOutput, news
 from optimized.prompts import Conversation, Prompt
 from optimized.request_times import Buckets
 from optimized.sampling import SamplingParams, demand_number
 from optimized.snapshot import Look
+from optimized.stats import Stats
 from optimized.waste import Slots
 from spec.engine import InvalidRequest
 from spec.vocabulary import Token

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.generation_defaults import AUTO, defaults_of, params_by_default
 from optimized.grammar import Barred, Grammar, Grammars
-from optimized.model_core import EngineArgs, MakeCore, MakeObserver, Stats, TorchCore
+from optimized.model_core import EngineArgs, MakeCore, MakeObserver, TorchCore
 from optimized.outputs import OpenRequest, RequestOutput, named, open_output
 from optimized.progress import progress_bar
 from optimized.prompts import (
@@ -28,6 +28,7 @@ from optimized.prompts import (
 )
 from optimized.sampling import Logprob, SamplingParams, demand_text, derived_seed
 from optimized.snapshot import Look
+from optimized.stats import Stats
 from optimized.waste import Slots
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import Config, FinishReason, InvalidConfig, Request, RequestId, SeqId, Token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -15,6 +16,7 @@ from optimized.device import Failure, PassFailed, Sampled
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
 from optimized.snapshot import Look, look_at
+from optimized.stats import Stats
 from optimized.step import Outcome
 from optimized.waste import Slots, slots_of
 from spec.engine import Observer
@@ -168,34 +170,6 @@ def memory_present() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class Stats:
-    """What the cache has done since the engine was made.
-
-    ``blocks_prompt_shared`` is the most blocks that several sequences held at one time: with one request of several
-    samples, the blocks of its prompt. ``blocks_copied`` counts copies on write, ``blocks_swapped_out`` the blocks of
-    preempted requests that went to host memory, ``hit_tokens`` the tokens that were found in the prefix cache, of
-    ``queried_tokens`` looked up. ``blocks_saved`` is the part of the blocks that sharing spared, over all steps. What waits,
-    runs and is free or cached now is that of the last step.
-    """
-
-    blocks_prompt_shared: int
-    blocks_copied: int
-    num_preemptions: int
-    blocks_swapped_out: int
-    hit_tokens: int
-    steps: int
-    num_blocks: int
-    queried_tokens: int = 0
-    num_running: int = 0
-    num_waiting: int = 0
-    num_free_blocks: int = 0
-    num_cached_blocks: int = 0
-    blocks_saved: float = 0.0
-    tokens_computed: int = 0
-    tokens_sampled: int = 0
-
-
 class ModelCore(Protocol):
     """What ``LLM`` drives: requests go in, tokens come out."""
 
@@ -281,6 +255,7 @@ class TorchCore:
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
         self._overlaps = args.overlap_steps
+        self.device_seconds = 0.0
         self._begin(model)
 
     def _begin(self, model: LlamaModel | VectorModel) -> None:
@@ -336,7 +311,11 @@ class TorchCore:
 
     def run(self, plan: Plan) -> Sequence[Sampled]:
         """What the device makes of a plan."""
-        return self.device.run(plan)
+        started = time.perf_counter()
+        try:
+            return self.device.run(plan)
+        finally:
+            self.device_seconds += time.perf_counter() - started
 
     def _without_those_that_fail(
         self, plan: Plan, error: PassFailed
@@ -415,6 +394,7 @@ class TorchCore:
             blocks_saved=round(spared / max(1, spared + counters.num_block_steps), 4),
             tokens_computed=counters.num_tokens_computed,
             tokens_sampled=counters.num_tokens_sampled,
+            device_seconds=self.device_seconds,
         )
 
     def slots(self) -> Slots:

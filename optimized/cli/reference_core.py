@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from optimized.capacity import bytes_per_block
-from optimized.model_core import EngineArgs, MakeObserver, Stats
+from optimized.model_core import EngineArgs, MakeObserver
 from optimized.snapshot import Look
+from optimized.stats import Stats
 from optimized.step import Outcome
 from spec.engine import InvalidField, InvalidRequest
 from spec.vocabulary import (

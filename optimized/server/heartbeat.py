@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from optimized.async_llm import AsyncLLM
-from optimized.model_core import Stats
+from optimized.stats import Stats
 from spec.vocabulary import Config
 
 logger = logging.getLogger("kvproof.server")

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from optimized.block_residency import BlockResidency
 from optimized.checkpoint import Checkpoint
-from optimized.model_core import Stats
 from optimized.server.front import Front
 from optimized.server.heartbeat import LOW_BEATS, Heartbeat
 from optimized.server.limits import Limits
 from optimized.server.logs import JsonLine, start_logging, text_line
+from optimized.stats import Stats
 from spec.rules import RULES, RuleViolation
 from spec.vocabulary import Config, InvalidConfig, Observe
 from tests.server.conftest import RunningServer, held, running, waited_for
@@ -118,7 +118,9 @@ def test_what_was_told_in_secret_is_nowhere(tiny: Checkpoint, caplog: pytest.Log
         assert waited_for(lambda: r"GET /a\nb\x1b[31m: 404" in caplog.text)
         assert waited_for(lambda: sum("/v1/" in each for each in caplog.messages) == 1 + len(refused))
         assert "CANARY" not in caplog.text
-        assert "/metrics" not in caplog.text
+        for polled in ("/ping", "/load"):
+            assert server.ask("GET", polled, None, key).status == 200
+        assert not [each for each in ("/metrics", "/ping", "/load") if each in caplog.text]
     finally:
         server.stop()
 
