@@ -189,6 +189,10 @@ class AsyncLLM:
         """Seconds between two tokens of an answer, and tokens that a step computes."""
         return self._engine.token_intervals, self._engine.step_tokens
 
+    def step_times(self) -> tuple[Buckets, Buckets]:
+        """Seconds that steps take, and those of them that are not the device's."""
+        return self._engine.step_times, self._engine.scheduler_times
+
     async def look(self) -> Look:
         """The engine between two steps, block by block. Raises ``EngineStopped``."""
         return await self._ask(LLM.look)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from optimized.cpu_path import cpu_path, num_threads, why_not_narrow
 from optimized.model_store import DEFAULT_BYTES, default_path, has_pip, home
@@ -42,6 +44,7 @@ class Findings:
     """All that was found. ``problems`` are what must be repaired before anything can be trusted."""
 
     kvproof: str | None
+    source: str
     python: str
     platform: str
     installed: Mapping[str, str]
@@ -66,7 +69,7 @@ class Findings:
     def text(self) -> str:
         """The findings as a person reads them."""
         lines = {
-            "kvproof": self.kvproof or "not installed, it runs from a folder",
+            "kvproof": f"{self.kvproof or 'not installed, it runs from a folder'}, source {self.source}",
             "Python": f"{self.python} on {self.platform}",
             "packages": ", ".join(f"{name} {version}" for name, version in self.installed.items()),
             "missing": "; ".join(f"{', '.join(names)} (kvproof[{extra}])" for extra, names in self.missing.items())
@@ -99,6 +102,7 @@ def examine() -> Findings:
             problems = [*problems, str(error)]
     return Findings(
         kvproof=version_of("kvproof"),
+        source=source_digest(),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         installed=installed,
@@ -128,6 +132,17 @@ def version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+PACKAGES = ("spec", "optimized", "kernels")
+
+
+def source_digest() -> str:
+    """What an engine is made of, in twelve digits: the first of SHA-256 over its Python files, by their names."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def foreign_kernels() -> list[str]:

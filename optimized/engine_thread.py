@@ -32,6 +32,9 @@ TOKEN_BUCKETS = (
 STEP_BUCKETS = tuple(float(1 << power) for power in (0, *range(3, 15)))
 """tokens that a step computes: vLLM's bounds."""
 
+TIME_BUCKETS = tuple(digit * 10.0**power for power in range(-5, 2) for digit in (1, 2.5, 5))
+"""Seconds that a step takes, and the scheduler in it."""
+
 SECONDS_A_COUNT = 1.0
 """How often the slots of the cache are counted, which takes longer than to read what is counted anyway."""
 
@@ -170,6 +173,9 @@ class EngineThread:
         self.stats = llm.stats()
         self.token_intervals = Buckets(TOKEN_BUCKETS)
         self.step_tokens = Buckets(STEP_BUCKETS)
+        self.step_times = Buckets(TIME_BUCKETS)
+        self.scheduler_times = Buckets(TIME_BUCKETS)
+        """What steps take beside the device: to schedule, to record, to read tokens."""
         self.slots = llm.slots()
         self._slots_at = time.monotonic()
         self._llm = llm
@@ -371,13 +377,17 @@ class EngineThread:
 
     def _step(self) -> None:
         has_work = bool(self._streams)  # or else somebody only wanted to look
+        started = time.monotonic()
         if has_work:
-            self.step_started = time.monotonic()
+            self.step_started = started
         outputs = self._llm.step()
         now = time.monotonic()
+        before, self.stats = self.stats, self._llm.stats()
         if has_work:
             self.step_ended, self.step_started = now, None
-        before, self.stats = self.stats, self._llm.stats()
+            self.step_times.add(now - started)
+            on_device = self.stats.device_seconds - before.device_seconds
+            self.scheduler_times.add(max(0.0, now - started - on_device))
         if self.stats.tokens_computed > before.tokens_computed:
             self.step_tokens.add(self.stats.tokens_computed - before.tokens_computed)
         for output in outputs:

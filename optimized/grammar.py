@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimized.grammar_trial import limits
+from optimized.request_times import Buckets
 from optimized.sampling import NoToken
 from optimized.structured_outputs import StructuredOutputsParams
 from spec.engine import InvalidRequest
@@ -32,6 +34,8 @@ TRIAL_S = 20
 
 BYTES_OF_ONE, BYTES_PER_BYTE = 24 << 10, 64
 """What a grammar that is kept takes, and more for each byte of it: as measured with llguidance 1.9, a bit more."""
+
+TIME_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
 
 Bools = npt.NDArray[np.bool_]
 Key = tuple[str, str]
@@ -112,6 +116,8 @@ class Grammars:
         self._checkpoint = checkpoint
         self.limits = GrammarLimits()
         self.num_kept_bytes = 0
+        self.times = Buckets(TIME_BUCKETS)
+        """Seconds that it took to make each, or to find that it can not be made."""
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Grammar] = OrderedDict()
@@ -122,7 +128,12 @@ class Grammars:
         with self._lock:
             found = self._kept.get(key)
         if found is None:
-            found = self._made(asked)
+            started = time.monotonic()
+            try:
+                found = self._made(asked)
+            finally:
+                with self._lock:
+                    self.times.add(time.monotonic() - started)
         with self._lock:
             self._keep(key, found)
         return found

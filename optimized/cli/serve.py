@@ -287,12 +287,15 @@ def serve(
         ssl_cert_reqs=ssl_cert_reqs,
     )
     traces = LossyTraces()
+    residency = BlockResidency(kv_cache_metrics_sample) if kv_cache_metrics else None
+    watching = Watch("optimized", self_check, trace, residency=residency, traces=traces)
     front = Front(
         shared_prefix_cache=shared_prefix_cache,
         renderer=live_map() if ui else None,
         self_check=self_check.value,
+        num_judged=None if self_check is SelfCheck.OFF else lambda: watching.num_judged,
         num_lost_events=None if trace is None else lambda: traces.num_lost,
-        residency=BlockResidency(kv_cache_metrics_sample) if kv_cache_metrics else None,
+        residency=residency,
         root_path=root_path,
         disable_fastapi_docs=disable_fastapi_docs,
         metrics_public=metrics_public,
@@ -327,7 +330,7 @@ def serve(
     source = context.get_parameter_source("api_key")
     if api_key and source is not None and source.name == "COMMANDLINE":
         say("warning: others on this machine see the key in the process list, --api-key-file keeps it from them")
-    with Watch("optimized", self_check, trace, residency=front.residency, traces=traces) as watch:
+    with watching as watch:
         checkpoint = chosen_checkpoint(model, revision, tokenizer, chat_template)
         llm = LLM(
             checkpoint,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from optimized.model_core import EngineArgs, MakeObserver, TorchCore
     from spec.batches import Computed
     from spec.choices import Choices
+    from spec.conformance.judge import Follower
     from spec.engine import Observer
     from spec.trace import Writer
     from spec.vocabulary import Config, Event, SeqId, State, Token
@@ -55,7 +56,14 @@ class Watch:
         self.traces = traces
         self._writer: Writer | Uncaught | None = None
         self._num_made = 0
+        self._judge: Sampled | Follower | None = None
+        self._num_judged_before = 0
         self._kv_log: TextIO | None = None
+
+    @property
+    def num_judged(self) -> int:
+        """How many events were judged, of all engines."""
+        return self._num_judged_before + (0 if self._judge is None else self._judge.num_judged)
 
     @property
     def is_wanted(self) -> bool:
@@ -79,12 +87,15 @@ class Watch:
                 is_first = self._num_made == 1
                 self._writer = self.traces.begin(path, config, self.engine, choices, is_first=is_first)
             observers.append(self._writer)
+        self._num_judged_before, self._judge = self.num_judged, None
         if self.self_check is SelfCheck.SAMPLED:
-            observers.append(Sampled(config, self.engine, choices))
+            self._judge = Sampled(config, self.engine, choices)
         elif self.self_check is SelfCheck.EVERY_STEP:
             from spec.conformance.judge import Follower
 
-            observers.append(Follower(config, self.engine, choices))
+            self._judge = Follower(config, self.engine, choices)
+        if self._judge is not None:
+            observers.append(self._judge)
         if self.residency is not None:
             observers.append(self.residency.observer(config))
         return observers[0] if len(observers) == 1 else Several(config.block_size, observers)
@@ -133,6 +144,11 @@ class Sampled:
         self._num_calls = 0
         self.event = monitor.event
         self.allocated, self.computed, self.appended = monitor.allocated, monitor.computed, monitor.appended
+
+    @property
+    def num_judged(self) -> int:
+        """How many events there were."""
+        return self._monitor.num_events
 
     def settled(self, snapshot: Callable[[], State]) -> None:
         self._num_calls += 1

@@ -34,6 +34,7 @@ from optimized.server.front import Front
 from optimized.server.guard import OPEN_PATHS, Guard
 from optimized.server.limits import Limits
 from optimized.server.page import LiveMap, html_of
+from optimized.server.readers import Readers
 from optimized.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from optimized.server.service import Service, begun_late, unless_gone
 from optimized.server.stream import EVENT_SCHEMA, EventStream, kept_alive
@@ -56,7 +57,8 @@ def make_app(
 ) -> tuple[Guard, Service]:
     """The application, behind its guard, and the service that it calls."""
     front = front or Front()
-    service = Service(engine, names, limits or Limits(), front)
+    readers = Readers()
+    service = Service(engine, names, limits or Limits(), front, readers)
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in sorted(TYPES)}
     schema_path = None if front.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(
@@ -187,7 +189,7 @@ def make_app(
         return _told(request, error)
 
     open_paths = OPEN_PATHS | ({"/metrics"} if front.metrics_public else frozenset())
-    return Guard(app, service.limits, keys, service.demand_room, open_paths, front.root_path), service
+    return Guard(app, service.limits, keys, service.demand_room, open_paths, front.root_path, readers), service
 
 
 def _version() -> str:

@@ -9,13 +9,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from optimized.server.limits import Limits
+from optimized.server.readers import Reader, Readers
 
 SECONDS_TO_LEAVE = 1.0
 LEAST_READ = 4096
 """Bytes that a client must have read in ``send_timeout`` seconds, if so many wait for it."""
 
 
-def connection_class(limits: Limits) -> type[H11Protocol]:
+def connection_class(limits: Limits, readers: Readers) -> type[H11Protocol]:
     """uvicorn's connection with our limits: it has none of its own on how long a request's head may take."""
 
     class Connection(H11Protocol):
@@ -23,14 +24,18 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 
         _deadline: asyncio.TimerHandle | None = None
         _stalled: asyncio.TimerHandle | None = None
+        _reader: Reader
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
             super().connection_made(transport)
             transport.set_write_buffer_limits(high=limits.stream_buffer_bytes)
+            self._reader = Reader(transport)
+            readers.connected.add(self._reader)
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            readers.connected.discard(self._reader)
             if self._stalled is not None:
                 self._stalled.cancel()
             super().connection_lost(exc)
@@ -48,10 +53,13 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
+            self._reader.is_stalled = True
+            readers.num_stalls += 1
             self._expect_reader()
 
         def resume_writing(self) -> None:
             super().resume_writing()
+            self._reader.is_stalled = False
             if self._stalled is not None:
                 self._stalled.cancel()
 
@@ -72,6 +80,7 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
             if unread and before - unread >= LEAST_READ:
                 self._expect_reader()
             else:
+                readers.num_given_up += 1
                 self.transport.abort()
 
         def _expect_head(self) -> None:

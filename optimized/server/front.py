@@ -20,6 +20,8 @@ class Front:
     """Draws the map of the page at ``/``; without one there is no page."""
     self_check: str = "off"
     """How the engine is judged while it serves."""
+    num_judged: Callable[[], int] | None = None
+    """How many of the engine's events were judged, if they are."""
     num_lost_events: Callable[[], int] | None = None
     """How many of the engine's events could not be written down, if they are."""
     residency: BlockResidency | None = None

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from optimized.server.body import Message, Receive, read_body, replayed, too_large
 from optimized.server.errors import ErrorBody, RequestError
 from optimized.server.limits import Limits
+from optimized.server.readers import Readers
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
@@ -43,6 +44,7 @@ class Guard:
         demand_room: Callable[[], None] = lambda: None,
         open_paths: frozenset[str] = OPEN_PATHS,
         root_path: str = "",
+        readers: Readers | None = None,
     ) -> None:
         """``demand_room`` raises ``RequestError`` if there is no room for one more request to the engine; ``root_path`` is
         taken from the front of every path that has it, before anything else looks at it."""
@@ -51,6 +53,8 @@ class Guard:
         self._root_path = root_path
         self._demand_room = demand_room
         self.limits = limits
+        self.readers = readers or Readers()
+        """Those to whom it is said, for whoever makes their connections."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._num_of_key: Counter[bytes] = Counter()
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from optimized.async_llm import AsyncLLM
+from optimized.doctor import source_digest, version_of
 from optimized.engine_thread import TOKEN_BUCKETS, EngineBusy
 from optimized.outputs import RequestOutput
 from optimized.request_times import Buckets, RequestTimes
 from optimized.sampling import SamplingParams
+from optimized.server.errors import told
 from optimized.server.front import Front
+from optimized.server.readers import Readers
 
 LABELS = ("model_name", "engine")
 TTFT_BUCKETS = (
@@ -44,9 +48,11 @@ def token_buckets(most: int) -> tuple[float, ...]:
 class Metrics:
     """Counters of the front end, and the engine's numbers, which are read when somebody asks."""
 
-    def __init__(self, engine: AsyncLLM, model_name: str, front: Front) -> None:
+    def __init__(self, engine: AsyncLLM, model_name: str, front: Front, readers: Readers) -> None:
         self._engine = engine
         self._front = front
+        self._readers = readers
+        self._build = {"version": version_of("kvproof") or "0", "source": source_digest()}
         self._labels = (model_name, "0")
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -102,6 +108,13 @@ class Metrics:
         """A request was turned down, for one limit of the queue or the other."""
         self._rejected[REJECTIONS[busy.num_waiting_tokens is not None]].inc()
 
+    def broken_off(self, error: BaseException) -> None:
+        """A request ended without its last output: its client has left, it took too long, or something broke."""
+        if isinstance(error, GeneratorExit | CancelledError | TimeoutError):
+            self._done.labels(*self._labels, "abort").inc()
+        elif not isinstance(error, Exception) or told(error).status >= 500:
+            self._done.labels(*self._labels, "error").inc()
+
     def ended(self, output: RequestOutput, params: SamplingParams, started: float, first: float) -> None:
         """A request is done; times are those of ``time.monotonic``."""
         self._prompt_lengths.observe(len(output.prompt_token_ids))
@@ -146,6 +159,10 @@ class Metrics:
         intervals, tokens = self._engine.histograms()
         yield self._buckets("vllm:inter_token_latency_seconds", "Time between two tokens.", intervals)
         yield self._buckets("vllm:iteration_tokens_total", "Tokens that a step computes.", tokens)
+        took, beside = self._engine.step_times()
+        yield self._buckets("kvproof:step_seconds", "Time of a step.", took)
+        yield self._buckets("kvproof:scheduler_step_seconds", "The part of it beside the device.", beside)
+        yield from self._clients()
         if (num_lost := self._front.num_lost_events) is not None:
             yield self._total("kvproof:trace_events_lost", "Events that no trace has.", num_lost())
         if (residency := self._front.residency) is not None:
@@ -160,7 +177,12 @@ class Metrics:
         yield self._by("vllm:cache_config_info", "The cache's sizes.", self._sizes(), 1)
         kept = self._engine.llm.grammars.num_kept_bytes
         yield self._gauge("kvproof:grammar_cache_bytes", "About what grammars that are kept take.", kept)
+        times = self._engine.llm.grammars.times
+        yield self._buckets("kvproof:grammar_seconds", "Time to make a grammar, or to find that it is none.", times)
+        yield self._by("kvproof:build_info", "What this server is made of.", self._build, 1)
         yield self._by("kvproof:self_check_info", "How the engine is judged.", {"mode": self._front.self_check}, 1)
+        if (num_judged := self._front.num_judged) is not None:
+            yield self._total("kvproof:events_judged", "Events that the rules were held to.", num_judged())
         yield self._total("kvproof:rule_violations", "How often it broke a rule.", health.num_violations)
         yield self._total(
             "kvproof:engine_restarts", "How often the engine died and was made anew.", health.num_restarts
@@ -172,6 +194,17 @@ class Metrics:
         yield self._total("vllm:num_preemptions", "Requests that had to wait again.", stats.num_preemptions)
         yield self._total("kvproof:steps", "Steps of the engine.", stats.steps)
         yield self._total("kvproof:blocks_copied", "Copies on write.", stats.blocks_copied)
+
+    def _clients(self) -> Iterator[Metric]:
+        """Those who read their answers, and those who do not."""
+        readers = self._readers
+        yield self._gauge("kvproof:connections", "Clients that are connected.", len(readers.connected))
+        yield self._gauge(
+            "kvproof:stalled_clients", "Clients that do not read as fast as is said.", readers.num_stalled
+        )
+        yield self._total("kvproof:client_stalls", "How often one began not to.", readers.num_stalls)
+        yield self._gauge("kvproof:stream_unread_bytes", "Bytes that wait for the slowest.", readers.most_unread)
+        yield self._total("kvproof:clients_given_up", "Clients that read nothing for too long.", readers.num_given_up)
 
     def _sizes(self) -> dict[str, str]:
         config = self._engine.llm.config

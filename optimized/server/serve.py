@@ -175,7 +175,7 @@ def uvicorn_config(app: Guard, address: Address, limits: Limits) -> uvicorn.Conf
         ssl_certfile=address.ssl_certfile,
         ssl_ca_certs=address.ssl_ca_certs,
         ssl_cert_reqs=address.ssl_cert_reqs,
-        http=connection_class(limits),
+        http=connection_class(limits, app.readers),
         ws="none",
         lifespan="off",
         log_config=None,

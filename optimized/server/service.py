@@ -37,6 +37,7 @@ from optimized.server.front import Front
 from optimized.server.limits import Limits
 from optimized.server.metrics import Metrics
 from optimized.server.questions import chat_prompt, completion_prompts
+from optimized.server.readers import Readers
 from optimized.server.request_log import log_request
 from optimized.server.requests import ChatRequest, CompletionRequest, SamplingFields
 from optimized.server.stream import DONE, event
@@ -56,12 +57,12 @@ encode = msgspec.json.Encoder().encode
 class Service:
     """One engine, one model, and the names that it goes by."""
 
-    def __init__(self, engine: AsyncLLM, names: Sequence[str], limits: Limits, front: Front) -> None:
+    def __init__(self, engine: AsyncLLM, names: Sequence[str], limits: Limits, front: Front, readers: Readers) -> None:
         self.engine = engine
         self.names = tuple(names)
         self.limits = limits
         self.created = int(time.time())
-        self.metrics = Metrics(engine, self.names[0], front)
+        self.metrics = Metrics(engine, self.names[0], front, readers)
         self.is_draining = False
         self._front = front
         self._secret = None if front.shared_prefix_cache else secrets.token_bytes(32)
@@ -344,10 +345,12 @@ class Service:
                             raise RequestError(503, "aborted", "the request was given up")
                     yield news(total, output) if kind is OutputKind.DELTA else output
                     total = output
-        except EngineBusy as busy:
-            if not party.is_refused:  # one request, however many prompts
+        except BaseException as error:
+            if not isinstance(error, EngineBusy):
+                self.metrics.broken_off(error)
+            elif not party.is_refused:  # one request, however many prompts
                 party.is_refused = True
-                self.metrics.rejected(busy)
+                self.metrics.rejected(error)
             raise
         if total is not None:
             self.metrics.ended(total, params, started, first)

@@ -49,6 +49,11 @@ class Follower:
         self.engine_name = engine_name
         self.trace: list[Event] = []
 
+    @property
+    def num_judged(self) -> int:
+        """How many events there were."""
+        return len(self.trace)
+
     def event(self, event: Event) -> None:
         """The event is possible, and breaks no rule. Raises ``RuleViolation``."""
         after = step(self.state, event)

@@ -108,6 +108,14 @@ def waited_for(holds: Callable[[], bool]) -> bool:
     return found
 
 
+def begun(port: int, **body: object) -> http.client.HTTPConnection:
+    """A request whose answer nobody has read yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"prompt": "hello", "temperature": 0, "ignore_eos": True, **body}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    return connection
+
+
 def slowed(server: RunningServer) -> list[float]:
     """Each step takes longer as long as the list is not empty: so long that a busy machine does other things meanwhile."""
     pause, step = [0.2], server.engine.llm.step

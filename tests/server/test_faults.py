@@ -24,7 +24,8 @@ from optimized.plan import Plan
 from optimized.server.limits import Limits
 from spec.trace import load
 from tests.models.tiny_files import write_gguf
-from tests.server.conftest import RunningServer, held, running, waited_for
+from tests.server.conftest import RunningServer, begun, held, running, waited_for
+from tests.server.test_observability import value
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,14 +34,6 @@ def core_of(server: RunningServer) -> TorchCore:
     core = server.engine.llm._core
     assert isinstance(core, TorchCore)
     return core
-
-
-def begun(port: int, **body: object) -> http.client.HTTPConnection:
-    """A request whose answer nobody has read yet."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {"prompt": "hello", "temperature": 0, "ignore_eos": True, **body}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    return connection
 
 
 class Turnstile:
@@ -118,6 +111,9 @@ def test_who_does_not_read_costs_a_buffer_and_is_given_up(tiny: Checkpoint) -> N
                     break
                 assert server.complete(max_tokens=1).status == 200
             assert waited_for(lambda: server.engine.health.num_unfinished == 0)
+            assert waited_for(lambda: value(server, "kvproof:clients_given_up_total") == 1)
+        assert value(server, "kvproof:client_stalls_total") >= 1
+        assert value(server, "kvproof:stalled_clients") == value(server, "kvproof:stream_unread_bytes") == 0
         assert most > 0
         assert most < (1 << 20)  # one event more than the buffer; the whole answer is many times that
         assert server.complete(max_tokens=1).status == 200

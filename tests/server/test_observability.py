@@ -14,6 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from optimized.block_residency import BlockResidency
 from optimized.checkpoint import Checkpoint
+from optimized.doctor import source_digest
+from optimized.model_core import TorchCore
+from optimized.plan import Plan
 from optimized.server.front import Front
 from optimized.server.heartbeat import LOW_BEATS, Heartbeat
 from optimized.server.limits import Limits
@@ -21,7 +24,7 @@ from optimized.server.logs import JsonLine, start_logging, text_line
 from optimized.stats import Stats
 from spec.rules import RULES, RuleViolation
 from spec.vocabulary import Config, InvalidConfig, Observe
-from tests.server.conftest import RunningServer, held, running, waited_for
+from tests.server.conftest import RunningServer, begun, held, running, waited_for
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Config(num_blocks=100, block_size=4, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32)
@@ -139,6 +142,74 @@ def test_the_dashboard_shows_metrics_that_there_are(server: RunningServer) -> No
     assert len(used) > 15
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
+
+
+def test_the_book_lists_our_own_metrics(tiny: Checkpoint) -> None:
+    server = running(tiny, front=Front(num_judged=lambda: 7, num_lost_events=lambda: 0))
+    try:
+        exposed = {
+            family
+            for family in re.findall(
+                r"^# TYPE (kvproof:\w+) ", server.ask("GET", "/metrics").body.decode(), re.MULTILINE
+            )
+        }
+        assert value(server, "kvproof:events_judged_total") == 7
+    finally:
+        server.stop()
+    listed = set(re.findall(r"kvproof:\w+", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")))
+    assert listed == {re.sub("_created$", "", name) for name in exposed}
+
+
+def test_what_takes_time_is_measured(tiny: Checkpoint) -> None:
+    server = running(tiny)
+    try:
+        choice = {"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": False}
+        assert [server.complete(max_tokens=9, **choice).status for _ in range(2)] == [200, 200]
+        assert server.complete(structured_outputs={"regex": "("}, ignore_eos=False).status == 400
+        found = {name: rows[0][1] for name, rows in samples(server).items()}
+        assert found["kvproof:grammar_seconds_count"] == 2  # the second time it was there, and one was none
+        steps, beside = (found[f"kvproof:{part}_seconds_sum"] for part in ("step", "scheduler_step"))
+        assert found["kvproof:step_seconds_count"] == found["kvproof:scheduler_step_seconds_count"]
+        assert 0 < beside < steps
+        assert found["kvproof:connections"] == 1  # who asks
+        assert found["kvproof:stalled_clients"] == found["kvproof:stream_unread_bytes"] == 0
+        [(about, _)] = samples(server)["kvproof:build_info"]
+        assert about["source"] == source_digest()
+    finally:
+        server.stop()
+
+
+def test_how_a_request_ends_is_counted(tiny: Checkpoint) -> None:
+    server = running(tiny, Limits(max_request_seconds=1))
+
+    def ends() -> dict[str, float]:
+        return {row["finished_reason"]: count for row, count in samples(server)["vllm:request_success_total"]}
+
+    gate = held(server)
+    try:
+        assert server.complete(max_tokens=5).status == 408
+        assert ends() == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+        gate.set()
+        assert server.complete(max_tokens=1000).status == 400
+        assert waited_for(lambda: server.engine.health.num_unfinished == 0)
+        gate.clear()
+        leaving = begun(server.port, max_tokens=5, stream=True)
+        assert waited_for(lambda: server.engine.health.num_unfinished == 1)
+        leaving.close()
+        assert waited_for(lambda: ends()["abort"] == 2)
+        gate.set()
+        core = server.engine.llm._core
+        assert isinstance(core, TorchCore)
+        core.device.compute = broken  # type: ignore[method-assign]
+        assert server.complete(max_tokens=1).status == 500
+        assert ends() == {"stop": 0, "length": 0, "abort": 2, "error": 1}
+    finally:
+        gate.set()
+        server.stop()
+
+
+def broken(plan: Plan) -> list[int]:
+    raise RuntimeError("the kernel has failed")
 
 
 def value(server: RunningServer, name: str) -> float:
