@@ -1,6 +1,7 @@
 """Lemmas: what follows from rules, so that no engine can be the first to break it. Tests show that they do follow."""
 
 from spec.preemption import blocks_for_step
+from spec.prefix_cache import sure_hits
 from spec.vocabulary import AdmissionRule, Admit, Fork, State
 
 
@@ -23,7 +24,7 @@ def no_evict_means_no_eviction(s: State) -> bool:
     It was the rule SCHED-21. Who is admitted (SCHED-11) and who is forked (SCHED-22) leaves free what the running ones may
     still ask for; whoever is preempted while they lack nothing breaks PREEMPT-5.
     """
-    return s.config.admission_rule is not AdmissionRule.NO_EVICT or blocks_for_step(s) <= len(s.free)
+    return s.config.admission_rule is not AdmissionRule.NO_EVICT or blocks_for_step(s, sure_hits) <= len(s.free)
 
 
 def who_is_admitted_is_served(before: State, event: Admit, after: State) -> bool:

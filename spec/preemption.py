@@ -1,10 +1,10 @@
 """Giving the cache to somebody else for a while: preemption by recomputation or by swapping to host memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from spec.allocator import give_back, take
 from spec.block_table import budget_left, num_tokens_ahead, room, share_left, slots_of
-from spec.prefix_cache import held_hits, longest_hit
+from spec.prefix_cache import held_hits, longest_hit, sure_hits
 from spec.rules import state_rule, step_rule
 from spec.sharing import copies_owed, growth, move_cells
 from spec.vocabulary import (
@@ -153,9 +153,10 @@ def abort(s: State, event: Abort) -> State:
     return s
 
 
-def blocks_for_step(s: State) -> int:
+def blocks_for_step(s: State, hits_that_stay: Callable[[State, SeqId], int] = held_hits) -> int:
     """The free blocks that the step being scheduled still takes, when in the order of service every running sequence gets
-    room for the tokens that it lacks, as far as budget and share go. A sequence that has nothing yet hits what is cached."""
+    room for the tokens that it lacks, as far as budget and share go. A sequence that has nothing yet hits what is cached,
+    and of that it takes no free block for the ``hits_that_stay``."""
     step_id = open_step(s)
     flight = Flight() if step_id is None else s.flights[step_id]
     budget = 0 if step_id is None else budget_left(s, flight)
@@ -166,7 +167,7 @@ def blocks_for_step(s: State) -> int:
         start = max(room(seq), hits * s.config.block_size)
         count = min(num_tokens_ahead(s, i) - start, budget, share_left(s, flight, i))
         if count > 0:
-            needed += growth(s, i, start + count) - (held_hits(s, i) if hits else 0)
+            needed += growth(s, i, start + count) - (hits_that_stay(s, i) if hits else 0)
             writers.append(i)
             budget -= count
     return needed + copies_owed(s, writers)
@@ -227,10 +228,11 @@ def preemption_makes_room_that_is_needed(before: State, event: Preempt, after: S
     """A request is preempted only while the running ones lack blocks for what the step being scheduled can still compute.
 
     That is no more than its budget: of a long prompt the next chunk, and nothing for whom the budget does not reach.
-    What the victim has swapped out just now was not free before.
+    Who has nothing yet may lose what is cached behind a free block, which somebody who is served before takes. What the
+    victim has swapped out just now was not free before.
     """
     swapped = sum(len(before.host_tables.get(i, ())) for i in seqs_of(before, event.request_id))
-    return blocks_for_step(before) + swapped > len(before.free)
+    return blocks_for_step(before, sure_hits) + swapped > len(before.free)
 
 
 @step_rule("PREEMPT-6", corpus="R6 S10")

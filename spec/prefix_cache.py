@@ -54,8 +54,18 @@ def longest_hit(s: State, seq_id: SeqId) -> int:
 
 def held_hits(s: State, seq_id: SeqId) -> int:
     """How many of these blocks somebody holds already."""
+    return sum(_are_held(s, seq_id))
+
+
+def sure_hits(s: State, seq_id: SeqId) -> int:
+    """How many of them no other sequence can take away in this step: those before the first one that is free."""
+    return [*_are_held(s, seq_id), False].index(False)
+
+
+def _are_held(s: State, seq_id: SeqId) -> list[bool]:
+    """Whether somebody holds each of the leading blocks of the sequence that are cached."""
     found = (find(s, key_of(s, seq_id, index)) for index in range(longest_hit(s, seq_id)))
-    return sum(1 for block in found if block is not None and s.ref_count[block] > 0)
+    return [block is not None and s.ref_count[block] > 0 for block in found]
 
 
 def hit(s: State, event: Hit) -> State:

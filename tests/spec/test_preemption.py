@@ -20,6 +20,7 @@ from spec.broken import (
 )
 from spec.choices import Choices
 from spec.preemption import blocks_for_step
+from spec.prefix_cache import held_hits, sure_hits
 from spec.vocabulary import (
     Abort,
     Add,
@@ -179,6 +180,19 @@ def test_preempt_5_what_is_hit_takes_a_block_only_if_nobody_holds_it() -> None:
     alice = (Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))
     assert blocks_for_step(follow(known, *alice)) == 1
     assert blocks_for_step(follow(known, Release(9), *alice)) == 3
+
+
+def test_preempt_5_what_is_cached_behind_a_free_block_may_be_lost() -> None:
+    """Somebody who is served before may take the free block, and then nothing behind it is hit."""
+    tight = initial_state(replace(EMPTY.config, num_blocks=4, max_num_batched_tokens=1))
+    known = follow(tight, *stored(9, (5, 6, 7), (0, 1, 2)), *(Publish(9, i) for i in range(3)))
+    known = follow(known, Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))
+    for first_free, num_sure in ((0, 0), (1, 1), (2, 2)):
+        gap = replace(known, free=(first_free, 3), ref_count=tuple(int(b not in {first_free, 3}) for b in range(4)))
+        assert (held_hits(gap, 0), sure_hits(gap, 0)) == (2, num_sure)
+        assert blocks_for_step(gap) == 2 == len(gap.free)
+        (allows if num_sure < 2 else forbids)("PREEMPT-5", gap, Preempt(0))
+    assert sure_hits(known, 0) == 3
 
 
 def test_preempt_5_a_copy_takes_a_block() -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from spec.answers import StepReport
 from spec.choices import Choices, EvictionOrder, Publication
+from spec.preemption import blocks_for_step
+from spec.prefix_cache import longest_hit
 from spec.replay import events_of_begin, events_of_end, events_of_step, not_moved, observe, replay, step
 from spec.rules import RuleViolation, broken_rules
 from spec.vocabulary import (
@@ -176,6 +178,38 @@ def test_preempt_5_who_hit_nothing_in_between_is_not_said_to_have_hit() -> None:
     before = crowd(first=7)
     begun = in_vain(Allocate(1, 5, (5, 7, 8, 9, 10)))
     assert events_of_step(before, report_of(begun), led_to(before, begun)) == begun
+
+
+def half_a_group() -> State:
+    """A crowd in which request 1 runs again: the budget of the step before sufficed for sequence 1 and not for 2, which
+    would hit the free blocks 4 and 5 and those of sequence 0 behind them."""
+    crowded = crowd(first=7)
+    own = replace(crowded.seqs[1], num_computed_tokens=4)
+    return replace(
+        crowded,
+        free=(5, 6, 11, 12, 4),
+        ref_count=(1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0),
+        block_tables={0: (0, 1, 2, 3), 1: (7, 8, 9, 10), 2: ()},
+        seqs={**crowded.seqs, 1: own},
+        waiting=(),
+        running=(0, 1),
+        cells={**crowded.cells, **{block: own.tokens[: i + 1] for i, block in enumerate((7, 8, 9, 10))}},
+    )
+
+
+def test_preempt_5_who_was_served_before_may_cost_the_half_of_a_group_its_hits() -> None:
+    """The free blocks suffice as long as sequence 2 hits all four; but sequence 0 takes block 5, and then it hits one. The
+    report does not say that block 5 was gone when request 1 was preempted."""
+    before = half_a_group()
+    served = [Write(0, 4, (5,)), Read(0, (0, 1, 2, 3, 5)), Append(0, (1,)), Publish(0, 4)]
+    begun = [Begin(0), Allocate(0, 1, (5,)), Allocate(1, 1, (6,)), Preempt(1), Submit(0), *served, Complete(0)]
+    assert longest_hit(before, 2) == 4 and longest_hit(led_to(before, begun[:2]), 2) == 1
+    assert blocks_for_step(step(before, Begin(0))) == len(before.free)
+    after = led_to(before, begun)
+    worked_out = events_of_step(before, report_of(begun), after)
+    assert worked_out == [Begin(0), Preempt(1), Allocate(0, 1, (5,)), Submit(0), *served, Complete(0)]
+    state = led_to(before, worked_out)
+    assert [rule.id for rule in broken_rules(state, Observe(), observe(state, after))] == []
 
 
 def test_sched_27_who_was_preempted_behind_its_admission_had_a_share_in_between() -> None:
