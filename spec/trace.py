@@ -123,11 +123,15 @@ class Writer:
 
     def flush(self) -> None:
         """Every line so far is in the file."""
+        lines, self._lines = self._lines, []
+        self.write("".join(lines))
+
+    def write(self, text: str) -> None:
+        """These lines are in the file."""
         if self._file is None:
             raise ValueError(f"{self.path} is closed")
-        lines, self._lines = self._lines, []
         try:
-            self._file.write("".join(lines).encode())
+            self._file.write(text.encode())
             self._file.flush()
         except OSError:
             self._file = None  # a line may be cut off: this log never gets its name
@@ -230,6 +234,9 @@ class Reader:
 
     def end(self, record: Mapping[str, object]) -> None:
         """The line read last counts the events and is the last one."""
+        if "gap" in record:
+            why = read(str, record["gap"], "gap", self._place)
+            raise self._place.error(None, f"events are missing from here on: {reprlib.repr(why)}")
         _same_fields(record, ("num_events",), "", self._place)
         if (counted := read(int, record["num_events"], "num_events", self._place)) != self.num_events:
             raise self._place.error("num_events", f"is {counted}, and there are {self.num_events} events before it")
@@ -250,6 +257,11 @@ class Place:
 
     def error(self, field: str | None, problem: str) -> TraceError:
         return TraceError(self.file, self.line, field, problem)
+
+
+def gap_line(why: str) -> str:
+    """The last line of a log of which the rest is missing: it is no whole log, and says so."""
+    return _line({"gap": why})
 
 
 def event_line(event: Event) -> str:

@@ -286,7 +286,7 @@ def serve(
         ssl_ca_certs=ssl_ca_certs,
         ssl_cert_reqs=ssl_cert_reqs,
     )
-    traces = LossyTraces()
+    traces = LossyTraces(limits.trace_queue_bytes)
     residency = BlockResidency(kv_cache_metrics_sample) if kv_cache_metrics else None
     watching = Watch("optimized", self_check, trace, residency=residency, traces=traces)
     front = Front(
@@ -295,6 +295,7 @@ def serve(
         self_check=self_check.value,
         num_judged=None if self_check is SelfCheck.OFF else lambda: watching.num_judged,
         num_lost_events=None if trace is None else lambda: traces.num_lost,
+        num_unwritten_bytes=lambda: traces.num_waiting_bytes,
         residency=residency,
         root_path=root_path,
         disable_fastapi_docs=disable_fastapi_docs,

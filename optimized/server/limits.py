@@ -60,6 +60,9 @@ class Limits:
     max_request_seconds: int = _limit(600, "Seconds that an answer may take.")
     stream_buffer_bytes: int = _limit(256 << 10, "Bytes that wait for one client to read them.")
     send_timeout: int = _limit(30, "Seconds after which a client that reads nothing is given up.")
+    trace_queue_bytes: int = _limit(
+        64 << 20, "Bytes of --trace that may wait for the disk; where more would, the trace ends."
+    )
     stall_seconds: int = _limit(10, "Seconds without progress after which /health is 503.")
     shutdown_timeout: int = _limit(30, "Seconds that requests get after the first signal.", 0)
 
@@ -72,4 +75,4 @@ class Limits:
                 upward = (
                     f"at least {least}" if most == MOST else f"from {least} to {most:,}: nothing behind it takes more"
                 )
-                raise InvalidConfig(each.name, value, f"a whole number, {upward}")
+                raise InvalidConfig(each.name, value, f"a whole number{upward}")
