@@ -152,8 +152,10 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """What the model is called: its file or folder name."""
-        return self.path.name
+        """What the model is called: its file or folder name, or ORG/NAME if it is the hub's."""
+        from optimized.hub_cache import name_of
+
+        return name_of(self.path)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All tensors as float32 arrays under the same names: what the reference engine takes."""

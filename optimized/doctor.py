@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "engine": ("torch", "triton", "tokenizers", "safetensors", "gguf", "minijinja", "numba"),
     "server": ("fastapi", "starlette", "uvicorn", "h11", "pydantic", "msgspec", "prometheus-client", "pyyaml"),
     "grammar": ("llguidance",),
+    "hub": ("huggingface_hub",),
     "conformance": ("pytest", "hypothesis"),
     "formal": ("z3-solver", "cvc5", "crosshair-tool"),
     "docs": ("sphinx", "furo", "myst-parser"),
@@ -37,6 +38,16 @@ MODULES: Mapping[str, str] = {
 
 SECRET = frozenset({"KVPROOF_API_KEY"})
 """Variables that are said to be there, and not shown: a bug report is public."""
+
+OTHERS_THAT_COUNT = (
+    "TRITON_INTERPRET",
+    "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+)
+"""Variables of others that change what is done here."""
 
 
 @dataclass(frozen=True)
@@ -195,4 +206,4 @@ def _default_model() -> str:
 
 
 def _concerns_us(name: str) -> bool:
-    return name.startswith("KVPROOF_") or name in ("TRITON_INTERPRET", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    return name.startswith("KVPROOF_") or name in OTHERS_THAT_COUNT

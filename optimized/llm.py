@@ -47,8 +47,8 @@ T = TypeVar("T")
 class LLM:
     """A model and its engine.
 
-    ``model`` is a GGUF file, a Hugging Face directory, a loaded checkpoint, or None for the default model, which is
-    fetched once. Everything happens in the caller's thread. ``generation_config`` says whose ``generation_config.json``
+    ``model`` is a GGUF file, a Hugging Face directory, ORG/NAME of the hub, a loaded checkpoint, or None for the default
+    model; what is not on this machine is fetched once. Everything happens in the caller's thread. ``generation_config`` says whose ``generation_config.json``
     has the defaults of sampling: the model's (``auto``), nobody's (``vllm``), or that of another file or folder.
     """
 

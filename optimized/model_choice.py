@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optimized.chat_template import MAX_TEMPLATE_CHARACTERS
 from optimized.checkpoint import Checkpoint, load_checkpoint
-from optimized.hub_cache import revision_folder
+from optimized.hub_cache import HubModel, located
 from optimized.model_store import BadModelFile
 from spec.vocabulary import InvalidConfig
 
@@ -19,7 +19,7 @@ def chosen_checkpoint(
 ) -> Checkpoint:
     """The model, with the files that are named instead of its own. ``revision`` is that of all files of a hub's model."""
     if revision is not None:
-        found = load_checkpoint(revision_folder(model or "", revision))
+        found = load_checkpoint(located(_at(model or "", revision)))
     else:
         found = load_checkpoint(model)
     if tokenizer is not None:
@@ -27,6 +27,14 @@ def chosen_checkpoint(
     if chat_template is not None:
         found = replace(found, chat_template=_text(chat_template, MAX_TEMPLATE_CHARACTERS).decode())
     return found
+
+
+def _at(model: str, revision: str) -> HubModel:
+    """A model of the hub at a revision that its name does not have already."""
+    asked = HubModel.read(model) or HubModel(model, revision)
+    if "@" in model:
+        raise InvalidConfig("revision", revision, f"left out, as {model} names one")
+    return replace(asked, revision=revision)
 
 
 def _with_tokenizer(found: Checkpoint, path: Path) -> Checkpoint:

@@ -35,7 +35,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 STALE_S = 24 * 3600.0
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 20
-ACCEPTED = "a .gguf file or a folder with config.json and *.safetensors"
+ACCEPTED = "a .gguf file, a folder with config.json and *.safetensors, or ORG/NAME of the hub"
 
 
 class ModelUnavailable(Exception):
@@ -85,15 +85,15 @@ def resolve(model: str | os.PathLike[str] | None) -> Path:
             path, f"pickled weights can run code and are refused: convert them to safetensors, or pass {ACCEPTED}"
         )
     if not path.exists():
-        from optimized.hub_cache import is_hub_name, revision_folder
+        from optimized.hub_cache import HubModel, located
 
-        if not is_hub_name(str(model)):
+        asked = HubModel.read(str(model))
+        if asked is None:
             raise ModelUnavailable(f"there is no file or folder {str(path)!r}: pass {ACCEPTED}", path=path)
         try:
-            return revision_folder(str(model))
+            return located(asked)
         except ModelUnavailable as error:
-            missing = f"there is no file or folder {str(path)!r}: pass {ACCEPTED}; or, if it is on the hub, {error}"
-            raise ModelUnavailable(missing, path=path) from None
+            raise ModelUnavailable(f"there is no file or folder {str(path)!r}; {error}", path=path) from None
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise BadModelFile(path, f"this is not a model: pass {ACCEPTED}")
     if path.is_dir() and not (path / "config.json").is_file():

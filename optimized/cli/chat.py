@@ -18,7 +18,10 @@ OURS = {"temperature": 0.7, "max_tokens": 256}
 def chat(
     model: Annotated[
         str | None,
-        typer.Argument(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct"),
+        typer.Argument(
+            help="A GGUF file, a Hugging Face directory, or ORG/NAME[@REVISION][:FILE.gguf] of the hub.",
+            show_default="SmolLM2-135M-Instruct",
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     max_tokens: Annotated[

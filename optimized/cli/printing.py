@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ModelOption = Annotated[
-    str | None, typer.Option(help="A GGUF file or a Hugging Face directory.", show_default="SmolLM2-135M-Instruct")
+    str | None,
+    typer.Option(
+        help="A GGUF file, a Hugging Face directory, or ORG/NAME[@REVISION][:FILE.gguf] of the hub.",
+        show_default="SmolLM2-135M-Instruct",
+    ),
 ]
 GenerationConfigOption = Annotated[
     str,

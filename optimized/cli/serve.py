@@ -22,7 +22,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A GGUF file or a Hugging Face directory.",
+            help="A GGUF file, a Hugging Face directory, or ORG/NAME[@REVISION][:FILE.gguf] of the hub.",
             envvar="KVPROOF_MODEL",
             show_default="SmolLM2-135M-Instruct",
         ),

@@ -111,7 +111,7 @@ class ModelCard(BaseModel):
     owned_by: str = "kvproof"
     root: str
     max_model_len: int
-    default_sampling_params: dict[str, float]
+    default_sampling_params: dict[str, int | float]
     """What is taken where a request does not say, of what the model's generation_config.json says."""
 
 

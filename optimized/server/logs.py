@@ -41,11 +41,12 @@ def text_line() -> logging.Formatter:
 
 
 def start_logging(form: str, level: str) -> None:
-    """Write log lines to standard error, those of uvicorn only if something is wrong."""
+    """Write log lines to standard error, those of uvicorn and of what fetches models only if something is wrong."""
     for name, value, allowed in (("log_format", form, FORMATS), ("log_level", level, LEVELS)):
         if value not in allowed:
             raise InvalidConfig(name, value, " or ".join(allowed))
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLine() if form == "json" else text_line())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for name in ("uvicorn", "httpx", "httpx2", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)

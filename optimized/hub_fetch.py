@@ -1,0 +1,184 @@
+"""Fetch a model from the hub, by Hugging Face's own library, which knows its address, tokens, proxies and resumption.
+
+A name and a revision become one commit, and that a fixed list of files with sizes and hashes: the JSON files that are
+read, and the weights, in safetensors; or one GGUF file. Nothing else is fetched, no code and no pickle, and what has come
+is compared with the list before the revision is known on this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimized.hub_cache import FILE, MAX_INDEX_BYTES, HubModel, cache_folder, shards_of
+from optimized.model_store import CHUNK_BYTES, ModelUnavailable
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+FULL_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
+MAX_FILES = 10_000
+TIMEOUT_S = 30.0
+SHOWN_FILES = 8
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file as the hub lists it: large ones by SHA-256, small ones by the SHA-1 that git calls them by."""
+
+    name: str
+    num_bytes: int
+    sha256: str | None
+    git_sha1: str | None
+
+    def is_in(self, path: Path) -> bool:
+        """Whether a file on this machine is this one, and nothing is wrong with it."""
+        if path.stat().st_size != self.num_bytes:
+            return False
+        digest = hashlib.sha256() if self.sha256 is not None else hashlib.sha1(usedforsecurity=False)
+        if self.sha256 is None:
+            digest.update(f"blob {self.num_bytes}\0".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        return digest.hexdigest() == (self.sha256 or self.git_sha1)
+
+
+def fetch(asked: HubModel) -> Path:
+    """Fetch what is missing of a model, and say where it is. Raises ``ModelUnavailable``, with one sentence."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # it asks for a model, and tells nobody what asks
+    try:
+        import huggingface_hub  # noqa: F401  the rest of this imports from it
+    except ModuleNotFoundError:
+        sentence = (
+            f"{asked} is not in {cache_folder()}, and to fetch it needs huggingface_hub: pip install 'kvproof[hub]'"
+        )
+        raise ModelUnavailable(sentence, path=asked.folder) from None
+    try:
+        return _fetch(asked)
+    except ModelUnavailable:
+        raise
+    except Exception as error:  # what the library and its HTTP client raise
+        sentence = f"{asked} is not in {cache_folder()}, and cannot be fetched: {_reason(error)}"
+        raise ModelUnavailable(sentence, path=asked.folder, details=str(error)) from error
+
+
+def _fetch(asked: HubModel) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None  # the library's own, unless said
+    info = HfApi(endpoint=endpoint).model_info(
+        asked.name, revision=asked.revision, files_metadata=True, timeout=TIMEOUT_S
+    )
+    commit, listed = _listed(asked, info)
+
+    def get(file: HubFile) -> Path:
+        found = Path(
+            hf_hub_download(asked.name, file.name, revision=commit, cache_dir=cache_folder(), endpoint=endpoint)
+        )
+        if not file.is_in(found):
+            os.unlink(found.resolve())
+            found.unlink(missing_ok=True)
+            raise _refused(asked, f"{file.name} came damaged, and was removed: run again")
+        return found
+
+    wanted = _wanted(asked, listed, get)
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    num_bytes = sum(file.num_bytes for file in wanted if not (asked.folder / "snapshots" / commit / file.name).exists())
+    room = shutil.disk_usage(cache_folder()).free
+    if num_bytes > room:
+        raise _refused(asked, f"it has {num_bytes:,} bytes, and {cache_folder()} has room for {room:,}")
+    for file in wanted:
+        get(file)
+    if asked.revision != commit:
+        _remember(asked.folder / "refs" / asked.revision, commit)
+    return asked.at(commit)
+
+
+def _listed(asked: HubModel, info: ModelInfo) -> tuple[str, Mapping[str, HubFile]]:
+    """The commit that a revision is, and its files."""
+    commit, siblings = info.sha or "", info.siblings or []
+    if FULL_COMMIT.fullmatch(commit) is None or (FULL_COMMIT.fullmatch(asked.revision) and commit != asked.revision):
+        raise _refused(asked, f"the hub calls it commit {commit[:80]!r}")
+    listed = {}
+    for each in siblings[:MAX_FILES]:
+        sha256 = None if each.lfs is None else each.lfs.sha256
+        if FILE.fullmatch(each.rfilename) and each.size is not None and (sha256 or each.blob_id):
+            listed[each.rfilename] = HubFile(each.rfilename, each.size, sha256, each.blob_id)
+    return commit, listed
+
+
+def _wanted(asked: HubModel, listed: Mapping[str, HubFile], get: Callable[[HubFile], Path]) -> list[HubFile]:
+    """The files to fetch, small ones first. Raises ``ModelUnavailable`` for a model that is not made of such."""
+    ggufs = [name for name in listed if name.lower().endswith(".gguf")]
+    if asked.file is not None:
+        if asked.file not in listed:
+            raise _refused(asked, f"it has no such file, but {_some(ggufs)}")
+        return [listed[asked.file]]
+    if "config.json" not in listed:
+        more = f"; of its GGUF files name one, {asked.name}:FILE: {_some(ggufs)}" if ggufs else ""
+        raise _refused(asked, f"it has no config.json{more}")
+    weights = {SINGLE}
+    if INDEX in listed:
+        if listed[INDEX].num_bytes > MAX_INDEX_BYTES:
+            raise _refused(
+                asked, f"{INDEX} has {listed[INDEX].num_bytes:,} bytes, at most {MAX_INDEX_BYTES:,} are read"
+            )
+        try:
+            weights = shards_of(get(listed[INDEX]).read_bytes())
+        except ValueError as error:
+            raise _refused(asked, f"{INDEX} is not what it should be ({error})") from None
+    if absent := sorted(weights - listed.keys()):
+        raise _refused(asked, f"it has no {absent[0]}, and no other weights than safetensors are fetched")
+    side = [*SIDE_FILES, INDEX] if INDEX in listed else SIDE_FILES
+    return [listed[name] for name in (*side, *sorted(weights)) if name in listed]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN_FILES]) + (", ..." if len(names) > SHOWN_FILES else "") if names else "none"
+
+
+def _remember(path: Path, commit: str) -> None:
+    """Write down which commit a branch or tag is, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".partial-", delete=False) as file:
+        file.write(commit)
+    os.replace(file.name, path)
+
+
+def _refused(asked: HubModel, why: str) -> ModelUnavailable:
+    return ModelUnavailable(f"{asked} cannot be fetched: {why}", path=asked.folder)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in words of ours where the library has a kind of error for it."""
+    from huggingface_hub import errors
+
+    known: tuple[tuple[Any, str], ...] = (
+        (errors.GatedRepoError, "access has to be granted first, and HF_TOKEN has to say who asks"),
+        (errors.RepositoryNotFoundError, "the hub shows no such model to whoever has no HF_TOKEN for it"),
+        (errors.RevisionNotFoundError, "it has no such revision"),
+    )
+    for kind, sentence in known:
+        if isinstance(error, kind):
+            return sentence
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+    said = str(error).splitlines()[0][:200] if str(error) else ""
+    return f"the hub does not answer as it should ({type(error).__name__}{f': {said}' if said else ''})"

@@ -1,0 +1,170 @@
+"""Models of the hub: fetched once and whole from a hub on this machine, only what is read, and refused in one sentence."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimized.checkpoint import load_checkpoint
+from optimized.hub_cache import HubModel, is_whole, located
+from optimized.model_choice import chosen_checkpoint
+from optimized.model_store import ModelUnavailable, resolve
+from spec.vocabulary import InvalidConfig
+from tests.models.fake_hub import COMMIT, OLDER, FakeHub
+from tests.models.tiny_files import SMALL, write_directory, write_gguf
+
+OTHERS = {
+    "pytorch_model.bin": b"pickle",
+    "modeling.py": b"code",
+    "README.md": b"#",
+    "consolidated.safetensors": b"more",
+}
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A model of two shards beside files that nobody reads, and an empty cache."""
+    write_directory(tmp_path / "made", SMALL, num_shards=2)
+    (tmp_path / "made" / "generation_config.json").write_text('{"temperature": 0.5}')
+    files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    with FakeHub({**files, **OTHERS}) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def test_a_model_is_fetched_once_and_only_what_is_read(hub: FakeHub, tmp_path: Path) -> None:
+    found = load_checkpoint("org/name")
+    assert hub.fetched == sorted(["config.json", "generation_config.json", INDEX, *SHARDS])
+    assert found.path == tmp_path / "hub" / "models--org--name" / "snapshots" / COMMIT
+    assert (found.name, found.generation_config) == ("org/name", {"temperature": 0.5})
+    assert len(found.arrays()) > 10
+    count = len(hub.asked)
+    assert resolve("org/name") == resolve(f"org/name@{COMMIT}") == found.path
+    assert len(hub.asked) == count
+
+
+def test_every_file_is_of_the_commit_that_the_revision_was(hub: FakeHub) -> None:
+    assert resolve("org/name@v1").name == OLDER
+    assert {each.partition("/resolve/")[2].partition("/")[0] for each in hub.asked if "/resolve/" in each} == {OLDER}
+    assert chosen_checkpoint("org/name", "v1").path.name == OLDER
+    with pytest.raises(InvalidConfig, match="revision is 'v1', it must be left out, as org/name@main names one"):
+        chosen_checkpoint("org/name@main", "v1")
+
+
+def test_what_was_broken_off_goes_on(hub: FakeHub) -> None:
+    found = resolve("org/name")
+    (found / SHARDS[1]).resolve().unlink()
+    (found / SHARDS[1]).unlink()
+    assert not is_whole(found)
+    hub.asked.clear()
+    assert resolve("org/name") == found
+    assert hub.fetched == [SHARDS[1]]
+    assert is_whole(found)
+
+
+def test_one_gguf_file_of_many(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPROOF_HOME", str(tmp_path / "home"))
+    write_gguf(tmp_path / "tiny.gguf")
+    hub.files = {"tiny.Q4.gguf": (tmp_path / "tiny.gguf").read_bytes(), "tiny.Q8.gguf": b"large"}
+    found = load_checkpoint("org/name:tiny.Q4.gguf")
+    assert (found.name, hub.fetched) == ("tiny.Q4.gguf", ["tiny.Q4.gguf"])
+    with pytest.raises(ModelUnavailable, match="it has no such file, but tiny.Q4.gguf, tiny.Q8.gguf"):
+        resolve("org/name:other.gguf")
+    hub.revisions["v2"] = "2" * 40
+    with pytest.raises(
+        ModelUnavailable, match="no config.json; of its GGUF files name one, org/name:FILE: tiny.Q4.gguf"
+    ):
+        resolve("org/name@v2")
+
+
+def test_a_damaged_file_is_removed_and_the_revision_stays_unknown(hub: FakeHub, tmp_path: Path) -> None:
+    for name in ("config.json", SHARDS[0]):
+        hub.lies = {name: b"x" * len(hub.files[name])}
+        with pytest.raises(ModelUnavailable, match=f"{name} came damaged, and was removed: run again"):
+            resolve("org/name")
+        assert not (tmp_path / "hub" / "models--org--name" / "refs" / "main").exists()
+    hub.lies = {}
+    assert is_whole(resolve("org/name"))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("org/other", "no file or folder 'org/other'; org/other at main is not in .*: the hub shows no such model"),
+        ("org/name@v9", "org/name at v9 is not in .*, and cannot be fetched: it has no such revision"),
+        ("org/gated", "access has to be granted first"),
+        ("org/broken", "the hub does not answer as it should \\(BadRequestError"),
+        ("org/name@../x", "'../x' is no name of a branch"),
+        ("org/name:../x.gguf", "'../x.gguf' is no name of a GGUF file"),
+        ("org/name:model.safetensors", "is no name of a GGUF file"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_one_sentence(hub: FakeHub, model: str, sentence: str) -> None:
+    with pytest.raises(ModelUnavailable, match=sentence) as raised:
+        resolve(model)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("config.json", None, "it has no config.json"),
+        (INDEX, None, "it has no model.safetensors, and no other weights than safetensors are fetched"),
+        (SHARDS[0], None, f"it has no {SHARDS[0]}"),
+        (INDEX, b'{"weight_map": {"a": "../x.safetensors"}}', "it names no safetensors files"),
+        (INDEX, b'{"weight_map": {"a": "pytorch_model.bin"}}', "it names no safetensors files"),
+        (INDEX, b"[" * 100_000, "it names no safetensors files"),
+    ],
+)
+def test_a_model_of_other_files_is_refused(hub: FakeHub, name: str, content: bytes | None, sentence: str) -> None:
+    if content is None:
+        del hub.files[name]
+    else:
+        hub.files[name] = content
+    with pytest.raises(ModelUnavailable, match=sentence):
+        resolve("org/name")
+    assert "pytorch_model.bin" not in hub.fetched
+
+
+def test_nothing_is_fetched_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelUnavailable, match="is not in .*, and HF_HUB_OFFLINE forbids to fetch it"):
+        located(HubModel("org/name"))
+    assert hub.asked == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    found = resolve("org/name")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert resolve("org/name") == found
+
+
+def test_a_hub_that_is_not_there_and_a_disk_that_is_full(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(ModelUnavailable, match="bytes, and .* has room for 10"):
+        resolve("org/name")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelUnavailable, match="cannot be fetched: .*refused") as raised:
+        resolve("org/name")
+    assert "\n" not in str(raised.value)
+
+
+def test_another_commit_than_the_one_that_was_asked_for_is_refused(hub: FakeHub) -> None:
+    hub.revisions["d" * 40] = COMMIT
+    with pytest.raises(ModelUnavailable, match=f"the hub calls it commit '{COMMIT}'"):
+        resolve(f"org/name@{'d' * 40}")
+    hub.revisions["main"] = "../../x"
+    with pytest.raises(ModelUnavailable, match="the hub calls it commit '../../x'"):
+        resolve("org/name")
+
+
+def test_a_large_list_of_weights_names_nothing_beside_the_model(tmp_path: Path) -> None:
+    for said in ("{}", "[]", "{", "[" * 100_000, json.dumps({"weight_map": {"a": "/etc/x.safetensors"}})):
+        (tmp_path / INDEX).write_text(said)
+        (tmp_path / "config.json").write_text("{}")
+        assert not is_whole(tmp_path)
