@@ -336,7 +336,7 @@ class TorchCore:
         logger.error("a step failed on %d of %d sequences", len(broken), len(plan.seq_ids), exc_info=cause)
         requests = dict.fromkeys(scheduler.seqs[seq_id].request.request.request_id for seq_id in broken)
         for request_id in requests:
-            self.abort(request_id)
+            self.core.abort(request_id)  # and not this core's own: the step is not over
         rest, kept = live_part(plan, scheduler.seqs)
         sampled: list[Sampled] = [failure] * len(plan.sample_rows)
         for index, token in zip(kept, self.device.compute(rest) if rest.seq_ids else (), strict=True):
@@ -368,7 +368,6 @@ class TorchCore:
         self._forget([seq_id])
 
     def reset_cache(self) -> bool:
-        self.core.end_idle_steps()
         return self.core.reset_cache()
 
     def look(self) -> Look:
@@ -408,15 +407,15 @@ class TorchCore:
         self.core.commit(plan, [Failure("the step was interrupted")] * len(plan.sample_rows))
         for request_id in tuple(self.core.scheduler.requests):
             self.core.abort(request_id)
-        self.core.end_idle_steps()
-        self.core.reset_cache()
         self._forget_ended()
+        self.core.reset_cache()
 
     def _forget(self, seq_ids: Sequence[SeqId]) -> None:
-        """Sequences that have ended need no sampling, and are no beams."""
+        """Sequences that have ended need no sampling, and are no beams; the last ones leave no step in flight."""
         for seq_id in seq_ids:
             self.device.sampling.pop(seq_id, None)
             self.device.beams.pop(seq_id, None)
+        self.core.end_idle_steps()
 
     def _forget_ended(self) -> None:
         """The same when nobody says who they are. O(requests)."""

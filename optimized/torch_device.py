@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import pairwise, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -14,14 +16,15 @@ import torch
 from torch import Tensor
 
 from kernels import FP8, AttentionPlan, bytes_of, copy_blocks, plan_attention
+from optimized.batch_tensors import BatchTensors, StepTensors
 from optimized.beam_search import BeamSearch
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.grammar import Progress
 from optimized.kernel_draws import can_draw, drawn
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
-from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, logprobs, sample_rows
-from spec.vocabulary import BlockId, Config, InvalidConfig, SeqId, Token
+from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, likeliest_tokens, logprobs, sample_rows
+from spec.vocabulary import Config, InvalidConfig, SeqId, Token
 
 if TYPE_CHECKING:
     from optimized.vector_model import VectorModel
@@ -49,8 +52,15 @@ class SeqSampling:
     bad_words: tuple[tuple[Token, ...], ...] = ()
     progress: Progress | None = None
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the likeliest token is all that is asked for."""
+        params = self.params
+        return params.is_plain and params.logprobs is None and params.prompt_logprobs is None
+
 
 GREEDY = SeqSampling(SamplingParams(temperature=0.0), seed=0, ordinal=0)
+_IS_PLAIN: Callable[[SeqSampling], bool] = attrgetter("is_plain")
 
 
 class TorchDevice:
@@ -88,7 +98,10 @@ class TorchDevice:
             tuple(_host_like(bytes_of(each), config.num_host_blocks) for each in layer) for layer in self.kv_caches
         ]
         blocks_per_seq = min(config.num_blocks, -(-config.max_model_len // config.block_size))
-        self._tables = _TableRows(config.max_num_seqs, blocks_per_seq, model.device)
+        # Two, since two steps can be in flight, and then take turns.
+        self._batches = [
+            BatchTensors(config.max_num_seqs, blocks_per_seq, config.block_size, model.device) for _ in range(2)
+        ]
 
     def run(self, plan: Plan) -> Sequence[Sampled]:
         self._move_blocks(plan)
@@ -104,9 +117,18 @@ class TorchDevice:
         self.logprobs, self.prompt_logprobs = {}, {}
         if not plan.seq_ids:
             return ()
-        hidden_states = self._forward(plan)
-        self._read_prompts(plan, hidden_states)
-        self.logits = self.model.logits(hidden_states[self._tensor(plan.sample_rows, torch.int64)])
+        if not self._batches[0].is_next(plan):
+            self._batches.reverse()
+        tensors = self._batches[0].filled(plan)
+        hidden_states, rows = self._forward(plan, tensors), tensors.sample_rows
+        is_plain = self._is_plain(plan)
+        if not (is_plain and plan.sample_seq_ids == plan.seq_ids):
+            self._read_prompts(plan, hidden_states)
+        self.logits = self.model.logits(hidden_states if rows is None else hidden_states[rows])
+        if is_plain and not self.draws_by_kernel:
+            tokens = self._all_likeliest(self.logits)
+            if tokens is not None:
+                return tokens
         return self._sample(plan, self.logits)
 
     def demand_alive(self) -> None:
@@ -135,15 +157,15 @@ class TorchDevice:
                 else:
                     cache[blocks] = host_cache[host_blocks].to(cache.device)
 
-    def _forward(self, plan: Plan) -> Tensor:
+    def _forward(self, plan: Plan, tensors: StepTensors) -> Tensor:
         return self.model.forward(
-            self._tensor(plan.token_ids, torch.int64),
-            self._tensor(plan.positions, torch.int64),
+            tensors.token_ids,
+            tensors.positions,
             self.kv_caches,
-            self._tensor(plan.slot_mapping, torch.int64),
-            self._tables.filled(plan.block_tables, plan.num_dropped_blocks),
-            self._tensor(plan.seq_lens, torch.int32),
-            self._tensor(plan.query_start, torch.int32),
+            tensors.slot_mapping,
+            tensors.block_tables,
+            tensors.seq_lens,
+            tensors.query_start,
             self._attention_plan(plan),
         )
 
@@ -163,12 +185,20 @@ class TorchDevice:
             is_fp8=self.kv_caches[0][0].dtype == FP8,
         )
 
-    def _tensor(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
-        # NumPy reads a tuple of numbers several times faster than torch does.
-        tensor = torch.from_numpy(np.array(values, dtype=np.int64 if dtype is torch.int64 else np.int32))
-        if self.model.device.type == "cuda":
-            return tensor.pin_memory().to(self.model.device, non_blocking=True)
-        return tensor.to(self.model.device)
+    def _is_plain(self, plan: Plan) -> bool:
+        """Whether the likeliest tokens are all that anybody asks for."""
+        return not self.beams and all(map(_IS_PLAIN, map(self.sampling.get, plan.sample_seq_ids, repeat(GREEDY))))
+
+    def _all_likeliest(self, logits: Tensor) -> Sequence[Sampled] | None:
+        """The likeliest token of each row, as one array; None if a row has none."""
+        found = self.model.likeliest
+        if found is None:
+            found = likeliest_tokens(logits.numpy())
+        tokens: list[Token] = found.tolist()
+        if -1 in tokens:
+            return None
+        self._batches[0].drew(tokens, found)
+        return tokens
 
     def _sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
         """A token for each sample. A row without numbers to choose from is a failure of its own request only."""
@@ -250,8 +280,10 @@ class TorchDevice:
         for seq_id, (start, stop) in zip(plan.seq_ids, pairwise(plan.query_start), strict=True):
             how = self.sampling.get(seq_id, GREEDY)
             num_top = how.params.prompt_logprobs
+            if num_top is None:
+                continue
             stop = min(stop, start + how.num_prompt_tokens - 1 - plan.positions[start])
-            if num_top is None or stop <= start:
+            if stop <= start:
                 continue
             tokens, found = self.tokens_of(seq_id), {}
             for first in range(start, stop, ROWS_AT_ONCE):
@@ -261,31 +293,6 @@ class TorchDevice:
                     position = plan.positions[row] + 1
                     found[position] = logprobs(logits_of_row, tokens[position], num_top)
             self.prompt_logprobs[seq_id] = found
-
-
-class _TableRows:
-    """The block tables of a step as one tensor that outlives it: a row is written again only when its table changed."""
-
-    def __init__(self, num_rows: int, num_columns: int, device: torch.device) -> None:
-        self._array = np.zeros((num_rows, num_columns), dtype=np.int32)
-        self._host = torch.from_numpy(self._array)
-        self._device = device
-        self._held: list[tuple[BlockId, ...]] = [()] * num_rows
-
-    def filled(self, tables: Sequence[tuple[BlockId, ...]], num_dropped: Sequence[int] = ()) -> Tensor:
-        """``[num_seqs, longest table]`` int32; what stands past a table's end is never read.
-
-        A table whose first blocks have left it keeps its columns, so that a key's column, and with it the order of
-        summation, does not depend on when they left; nothing before the window is read either. O(entries that changed).
-        """
-        width = 0
-        for row, table in enumerate(tables):
-            first = num_dropped[row] if num_dropped else 0
-            if self._held[row] is not table:
-                self._array[row, first : first + len(table)] = table
-                self._held[row] = table
-            width = max(width, first + len(table))
-        return self._host[: len(tables), :width].to(self._device)
 
 
 def _host_like(cache: Tensor, num_blocks: int) -> Tensor:

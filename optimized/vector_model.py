@@ -167,11 +167,11 @@ class VectorModel:
         num_blocks, block_size = kv_caches[0][0].shape[:2]
         _demand_within("token id", token_ids, config.vocab_size)
         _demand_within("slot", slot_mapping, num_blocks * block_size)
-        lengths = seq_lens.tolist()
-        self._make_room(rows, max(lengths), block_size)
+        lengths = seq_lens.numpy()
+        self._make_room(rows, int(lengths.max()), block_size)
         self._hold_caches(kv_caches)
         group = config.num_query_heads // config.num_kv_heads
-        chunks = torch.from_numpy(chunks_of(query_start.tolist(), lengths, group))
+        chunks = torch.from_numpy(chunks_of(query_start.numpy(), lengths, group))
         if block_tables.stride(1) != 1:
             block_tables = block_tables.contiguous()
         given = {

@@ -63,7 +63,7 @@ def packed_attention(
     _, block_size, num_kv_heads, _ = key_cache.shape
     group = num_query_heads // num_kv_heads
     tables, work = block_tables.contiguous(), Workspace(team)
-    chunks = torch.from_numpy(chunks_of(query_start.tolist(), seq_lens.tolist(), group))
+    chunks = torch.from_numpy(chunks_of(query_start.numpy(), seq_lens.numpy(), group))
     longest = int(seq_lens.max()) if len(seq_lens) else 0
     work.attention_room(group, max(block_size, rounded_up(longest, block_size)), block_size, head_size)
     work.set(rows=rows, capacity=rows, num_chunks=len(chunks), table_stride=tables.shape[1], scale=scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,16 +89,23 @@ class Workspace:
         self.team.run(self._task)
 
 
-def chunks_of(query_start: Sequence[int], seq_lens: Sequence[int], group: int) -> npt.NDArray[np.int64]:
+def chunks_of(
+    query_start: npt.NDArray[np.integer[Any]], seq_lens: npt.NDArray[np.integer[Any]], group: int
+) -> npt.NDArray[np.int64]:
     """The units of attention ``[num_chunks, 4]``: whose, how many tokens, the first one's position and its row.
 
-    >>> chunks_of([0, 1, 12], [7, 11], group=3).tolist()
+    >>> chunks_of(np.array([0, 1, 12]), np.array([7, 11]), group=3).tolist()
     [[0, 1, 6, 0], [1, 8, 0, 1], [1, 3, 8, 9]]
+    >>> chunks_of(np.array([0, 1, 2]), np.array([7, 11]), group=3).tolist()
+    [[0, 1, 6, 0], [1, 1, 10, 1]]
     """
-    most = tokens_of_chunk(group)
+    if (np.diff(query_start) == 1).all() and (seq_lens > 0).all():  # a step of decodes: no list of its length
+        rows = np.arange(len(seq_lens))
+        return np.stack((rows, np.ones_like(rows), seq_lens - 1, rows), axis=1)
+    most, starts = tokens_of_chunk(group), query_start.tolist()
     found = []
-    for seq, length in enumerate(seq_lens):
-        first, stop = query_start[seq], query_start[seq + 1]
+    for seq, length in enumerate(seq_lens.tolist()):
+        first, stop = starts[seq], starts[seq + 1]
         start = length - (stop - first)
         if length > 0:
             found += [(seq, min(most, stop - row), start + row - first, row) for row in range(first, stop, most)]

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from optimized import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from optimized.batch_tensors import BatchTensors, StepTensors
 from optimized.checkpoint import Checkpoint
 from optimized.cli.reference_core import ReferenceCore
 from optimized.model_core import TorchCore
 from optimized.plan import Plan
+from optimized.torch_device import TorchDevice
 from spec.conformance.judge import Follower
 from spec.vocabulary import Config, InvalidConfig
 from tests.llm.test_llm import PROMPTS, core_of, tokens
+from tests.optimized.test_batch_tensors import made_anew, said
 
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
@@ -65,6 +68,29 @@ def test_everybody_says_the_same_though_steps_overlap(tiny: Checkpoint, llm: LLM
     assert ahead.stats().num_free_blocks == limits["num_gpu_blocks_override"]
 
 
+def test_a_step_in_flight_keeps_its_tensors(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is drawn and searched, and whoever fails: a model is told what the plan says, until the tokens are there."""
+    filled, compute, told = BatchTensors.filled, TorchDevice.compute, list[StepTensors]()
+
+    def filling(kept: BatchTensors, plan: Plan) -> StepTensors:
+        told.append(filled(kept, plan))
+        return told[-1]
+
+    def computing(device: TorchDevice, plan: Plan) -> Sequence[Any]:
+        answers = compute(device, plan)
+        if plan.seq_ids:
+            assert said(told.pop(), plan) == made_anew(plan)
+        return answers
+
+    monkeypatch.setattr(BatchTensors, "filled", filling)
+    monkeypatch.setattr(TorchDevice, "compute", computing)
+    ahead = overlapping(tiny, num_gpu_blocks_override=33, max_num_seqs=4, max_num_batched_tokens=6)
+    flights = Flights(core_of(ahead))
+    ahead.generate(PROMPTS, PARAMS)
+    ahead.beam_search(PROMPTS, BeamSearchParams(beam_width=3, max_tokens=5))
+    assert flights.most == 2
+
+
 def test_whoever_is_given_up_while_two_steps_are_in_flight_leaves_nothing(tiny: Checkpoint) -> None:
     ahead = overlapping(tiny, num_gpu_blocks_override=64, max_num_batched_tokens=4)
     for steps in range(6):
@@ -74,6 +100,7 @@ def test_whoever_is_given_up_while_two_steps_are_in_flight_leaves_nothing(tiny: 
             ahead.step()
         ahead.abort("a")
         ahead.abort("b")
+        assert not core_of(ahead).core.scheduler.flights
         assert ahead.reset_prefix_cache()
         assert core_of(ahead).core.scheduler.pool.num_free == 64
 
