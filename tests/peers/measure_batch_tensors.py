@@ -98,7 +98,7 @@ class Narrow(LlamaModel):
 
     def __init__(self) -> None:
         self.config, self.device, self.dtype = (
-            ModelConfig(0, 8, 8, 1, 1, 8, VOCAB_SIZE),
+            ModelConfig(1, 8, 8, 1, 1, 8, VOCAB_SIZE, CONTEXT),
             torch.device("cpu"),
             torch.float32,
         )
