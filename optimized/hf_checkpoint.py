@@ -332,13 +332,13 @@ class SafetensorsTensors(LazyTensors):
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__(places)
-        self._places = dict(places)
+        self.places = dict(places)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in the type that the file has; its memory is the file's."""
         import torch
 
-        place = self._places[name]
+        place = self.places[name]
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[place.dtype])
         count = math.prod(place.shape)
         if not count:

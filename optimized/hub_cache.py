@@ -19,6 +19,9 @@ REVISION = re.compile(r"\w[\w.-]*(/[\w.-]+)*", re.ASCII)
 COMMIT = re.compile(r"\w[\w.-]*", re.ASCII)
 FILE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 DEFAULT_REVISION = "main"
+SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""What is read of a model besides its weights."""
+
 MAX_INDEX_BYTES = 32 << 20
 
 
@@ -134,6 +137,18 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser()
     home = os.environ.get("HF_HOME")
     return (Path(home).expanduser() if home else Path.home() / ".cache" / "huggingface") / "hub"
+
+
+def commit_of(path: Path) -> str | None:
+    """The commit of a folder of the hub's, or of a file below it.
+
+    >>> commit_of(Path("hub/models--org--name/snapshots/4f1c/tiny.gguf"))
+    '4f1c'
+    """
+    for each in (path, *path.parents):
+        if each.parent.name == "snapshots" and each.parent.parent.name.startswith("models--"):
+            return each.name
+    return None
 
 
 def name_of(path: Path) -> str:

@@ -17,21 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimized.hub_cache import FILE, MAX_INDEX_BYTES, HubModel, cache_folder, shards_of
+from optimized.hub_cache import FILE, MAX_INDEX_BYTES, SIDE_FILES, HubModel, cache_folder, shards_of
 from optimized.model_store import CHUNK_BYTES, ModelUnavailable
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 MAX_FILES = 10_000
 TIMEOUT_S = 30.0

@@ -16,9 +16,18 @@ def doctor(
     flags: Annotated[
         list[str] | None, typer.Argument(help="Flags of kvproof serve, after --, to see what they come to.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Look at this model on this machine instead: a file, a folder, ORG/NAME, or default."),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model ORG/NAME.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is installed, which device and kernels would be used, why, and where each setting of serve comes from."""
+    """Say what is installed, which device and kernels would be used, why, and where each setting of serve comes from;
+    or, with --model, what a model is made of, file by file, and whether it can be served."""
+    if model is not None:
+        inspect(model, revision, as_json)
+        return
     from optimized.cli import app
     from optimized.cli.settings import settings_of
     from optimized.doctor import examine
@@ -32,6 +41,19 @@ def doctor(
         for each in settings:
             typer.echo(f"  {each.name:<26}{each.value:<24}{each.origin}")
     if found.problems:
+        raise typer.Exit(FAILED)
+
+
+def inspect(model: str, revision: str | None, as_json: bool) -> None:
+    """Print what a model is made of."""
+    from optimized.inspection import inspect_model
+
+    found = inspect_model(model, revision)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        typer.echo(found.text())
+    if found.refused is not None:
         raise typer.Exit(FAILED)
 
 

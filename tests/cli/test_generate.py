@@ -204,9 +204,9 @@ def test_an_answer_without_a_limit_is_as_long_as_fits(run: Run, tiny_path: Path)
         ),
         (
             ("--model", "no-such-model"),
-            "there is no file or folder 'no-such-model': pass a .gguf file or a folder with",
+            "there is no file or folder 'no-such-model': pass a .gguf file, a folder with",
         ),
-        (("--model", __file__), "this is not a model: pass a .gguf file or a folder with"),
+        (("--model", __file__), "this is not a model: pass a .gguf file, a folder with"),
     ],
 )
 @pytest.mark.parametrize("engine", ["optimized", "reference"])

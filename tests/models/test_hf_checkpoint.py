@@ -264,9 +264,12 @@ def test_pickles_are_refused_with_the_way_out(tmp_path: Path, name: str) -> None
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_nothing_here_is_said_in_one_sentence() -> None:
-    with pytest.raises(ModelUnavailable, match=r"no file or folder 'Owner/Model': pass a .gguf file or a folder"):
+def test_a_name_that_is_nothing_here_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelUnavailable, match=r"no file or folder 'Owner/Model'; Owner/Model at main is not in"):
         resolve("Owner/Model")
+    with pytest.raises(ModelUnavailable, match=r"no file or folder 'Model': pass a .gguf file, a folder with"):
+        resolve("Model")
 
 
 def test_other_files_and_folders_are_no_models(tmp_path: Path) -> None:
