@@ -297,8 +297,9 @@ def _room_in_between(s: State, step_id: StepId, shown: State, victim: RequestId)
         lacking = sharing.growth(after, seq, start + count)
         if seq in s.host_tables or count < 1 or lacking > len(free):
             return events
-        events += [*begun, Allocate(seq, count, tuple(free[:lacking]))]
-        s = _follow(s, events[-len(begun) - 1 :])
+        got = [*begun, Allocate(seq, count, tuple(free[:lacking]))]
+        events += got
+        s = _follow(s, got)
     return events
 
 

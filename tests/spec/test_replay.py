@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from spec.answers import StepReport
+from spec.broken import follow
 from spec.choices import Choices, EvictionOrder, Publication
 from spec.preemption import blocks_for_step
 from spec.prefix_cache import longest_hit
 from spec.replay import events_of_begin, events_of_end, events_of_step, not_moved, observe, replay, step
 from spec.rules import RuleViolation, broken_rules
 from spec.vocabulary import (
+    Abort,
     Add,
     AdmissionRule,
     Admit,
@@ -35,6 +37,7 @@ from spec.vocabulary import (
     Recovery,
     Request,
     Seq,
+    Slide,
     State,
     Submit,
     SwapIn,
@@ -44,40 +47,18 @@ from spec.vocabulary import (
     initial_state,
 )
 from tests.reference.follow import followed, next_token
+from tests.spec.happened import led_to, report_of
 
 CONFIG = Config(13, 1, max_num_seqs=4, max_num_batched_tokens=16, prefix_cache=True)
 OPTIMISTIC = replace(CONFIG, admission_rule=AdmissionRule.OPTIMISTIC)
 
 
-def led_to(state: State, events: list[Event]) -> State:
-    """Where the events lead; none of them breaks a rule."""
-    for event in events:
-        after = step(state, event)
-        assert [rule.id for rule in broken_rules(state, event, after)] == [], event
-        state = after
-    return state
-
-
-def followed_to(state: State, events: list[Event]) -> State:
-    """Where the events lead, whether they break a rule or not."""
-    for event in events:
-        state = step(state, event)
-    return state
-
-
-def report_of(events: list[Event]) -> StepReport:
-    return StepReport(
-        device=tuple(e for e in events if isinstance(e, Write | Read | Copy | SwapOut | SwapIn)),
-        emitted=tuple(e for e in events if isinstance(e, Append)),
-        preempted=tuple(e for e in events if isinstance(e, Preempt)),
-        finished=tuple(e for e in events if isinstance(e, Finish)),
-    )
-
-
-def samples() -> State:
+def samples(num_free: int = 1) -> State:
     """Sequence 0 of request 0 and three samples of request 1 have one token in the cache, the samples share its block;
-    one block is free, and two tokens fit into a block."""
-    config = Config(3, 2, max_num_seqs=4, max_num_batched_tokens=4, num_host_blocks=2, recovery=Recovery.SWAP)
+    so many blocks are free, and two tokens fit into a block."""
+    config = Config(
+        2 + num_free, 2, max_num_seqs=4, max_num_batched_tokens=4, num_host_blocks=2, recovery=Recovery.SWAP
+    )
     engine, follower = followed(config)
     engine.add(Request(0, (1,), max_tokens=2, seq_ids=(0,)))
     engine.add(Request(1, (0,), max_tokens=2, seq_ids=(1, 2, 3)))
@@ -131,10 +112,11 @@ def test_events_are_judged_under_the_choices_of_their_engine_and_each_is_kept() 
 
 def test_what_an_engine_shows_of_its_steps_counts_and_what_they_have_done_is_known() -> None:
     """In mappings of the follower's own, which the engine's later steps do not change."""
-    expected = led_to(
-        initial_state(CONFIG),
+    begun = led_to(
+        initial_state(CONFIG, Choices(publishes_equal_blocks=True)),
         [Add(Request(0, (1, 2), 2, (0,))), Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), Write(0, 0, (0, 1))],
     )
+    expected = replace(begun, host_cells={4: (1,)})
     other = Flight(scheduled={0: 1}, blocks=frozenset({7}), holds=(8,), submitted=False)
     tables, hosts, counts = {0: (5,)}, {0: (2,)}, {0: 3}
     seqs, requests, cached = dict(expected.seqs), dict(expected.requests), {3: CacheKey((1,))}
@@ -148,13 +130,16 @@ def test_what_an_engine_shows_of_its_steps_counts_and_what_they_have_done_is_kno
         num_preemptions=counts,
         cached=cached,
         cells={},
+        host_cells={},
         drawn={},
+        choices=Choices(),
     )
     seen = observe(expected, shown)
     for step_id, known in ((0, expected.flights[0]), (1, Flight())):
         flight = replace(known, scheduled={0: 1}, blocks=frozenset({7}), holds=(8,), submitted=False)
         assert seen.flights[step_id] == flight
-    assert (seen.cells, seen.drawn) == (expected.cells, expected.drawn)
+    assert (seen.cells, seen.host_cells) == (expected.cells, expected.host_cells)
+    assert (seen.drawn, seen.choices) == (expected.drawn, expected.choices)
     for mapping in (tables, hosts, counts, seqs, requests, cached):
         mapping.clear()
     assert (seen.block_tables, seen.host_tables, seen.num_preemptions) == ({0: (5,)}, {0: (2,)}, {0: 3})
@@ -224,14 +209,14 @@ def test_sched_27_who_was_preempted_behind_its_admission_had_what_was_left_of_th
     crowded = crowd(first=7)
     before = replace(crowded, config=replace(crowded.config, max_num_batched_tokens=2))
     begun = in_vain(Allocate(1, 1, (5,)))
-    assert events_of_step(before, report_of(begun), followed_to(before, begun)) == begun
+    assert events_of_step(before, report_of(begun), follow(before, *begun)) == begun
 
 
 def test_who_was_preempted_behind_its_admission_took_no_block_that_the_cache_still_names() -> None:
     """Block 5 is free before the others, but it is still found under its name, by sequence 2 too."""
     before = crowd(first=7)
     begun = in_vain(Allocate(1, 5, (7, 8, 9, 10, 11)), Hit(2, (4, 5, 2, 3)), Allocate(2, 1, (12,)))
-    assert events_of_step(before, report_of(begun), followed_to(before, begun)) == begun
+    assert events_of_step(before, report_of(begun), follow(before, *begun)) == begun
 
 
 def test_who_was_admitted_without_budget_or_from_host_memory_had_no_room_in_between() -> None:
@@ -240,7 +225,7 @@ def test_who_was_admitted_without_budget_or_from_host_memory_had_no_room_in_betw
     spent = replace(crowded, config=replace(crowded.config, max_num_batched_tokens=1))
     swapped = replace(crowded, config=replace(crowded.config, num_host_blocks=1), host_tables={1: (0,)})
     for before in (spent, swapped):
-        assert events_of_step(before, report_of(in_vain()), followed_to(before, in_vain())) == in_vain()
+        assert events_of_step(before, report_of(in_vain()), follow(before, *in_vain())) == in_vain()
 
 
 def test_preempt_5_who_is_admitted_and_preempted_where_blocks_are_published_at_the_schedule() -> None:
@@ -297,6 +282,17 @@ def test_cache_8_who_was_preempted_had_taken_a_name_that_another_has_now() -> No
     begun = led_to(cached, [Add(Request(0, (1,), 2, (0,))), Begin(0), Admit(0), Allocate(0, 1, (0,)), Submit(0)])
     happened: list[Event] = [Write(0, 0, (0,)), Read(0, (0,)), Append(0, (5,)), Evict(3), Publish(0, 0), Complete(0)]
     assert events_of_end(begun, report_of(happened), led_to(begun, happened)) == happened
+
+
+def test_a_hit_that_the_window_passed_in_its_own_step_was_where_the_cache_names_it() -> None:
+    """The token 4 sees the token 3 and itself: nobody reads the first two blocks, and all three leave the table."""
+    held = {block: (1, 2, 3)[: block + 1] for block in range(3)}
+    idle = initial_state(replace(CONFIG, window=2))
+    warm = replace(idle, cached={block: CacheKey(held[block]) for block in held}, cells=held)
+    before = led_to(warm, [Add(Request(0, (1, 2, 3, 4), 2, (0,)))])
+    happened: list[Event] = [Begin(0), Admit(0), Hit(0, (0, 1, 2)), Allocate(0, 1, (3,)), Submit(0)]
+    happened += [Write(0, 3, (3,)), Read(0, (2, 3), 2), Append(0, (5,)), Publish(0, 3), Slide(0, 3), Complete(0)]
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
 
 
 def test_nothing_happens_in_an_idle_engine() -> None:
@@ -381,27 +377,80 @@ def test_alloc_2_a_copy_whose_source_the_step_does_not_hold_is_one_all_the_same(
 
 
 def test_a_move_that_no_step_decided_when_it_began_is_an_event_of_its_end() -> None:
-    begun = followed_to(samples(), [Begin(0), Allocate(0, 1, ()), Submit(0)])
+    begun = follow(samples(), *[Begin(0), Allocate(0, 1, ()), Submit(0)])
     moves: list[Event] = [Copy(0, 0, 0, 2), SwapOut(1, (0,))]
     for move in moves:
         assert events_of_end(begun, report_of([move]), begun) == [move, Complete(0)]
 
 
-def test_two_victims_go_to_host_memory_each_when_it_is_preempted() -> None:
-    """All requests have two tokens in blocks of two, and none is free for the first one's next."""
-    config = Config(3, 2, max_num_batched_tokens=8, num_host_blocks=2, recovery=Recovery.SWAP)
-    state = led_to(initial_state(config), [Add(Request(i, (i, 9), 3, (i,))) for i in range(3)])
-    begun: list[Event] = [event for i in range(3) for event in (Admit(i), Allocate(i, 2, (i,)))]
-    served: list[Event] = [
-        event for i in range(3) for event in (Write(i, 0, (2 * i, 2 * i + 1)), Read(i, (2 * i, 2 * i + 1)))
-    ]
-    ended: list[Event] = [Append(i, (5,)) for i in range(3)]
-    before = led_to(state, [Begin(0), *begun, Submit(0), *served, *ended, Complete(0)])
-    gone: list[Event] = [SwapOut(2, (0,)), Preempt(2), SwapOut(1, (1,)), Preempt(1)]
-    happened: list[Event] = [Begin(0), *gone, Allocate(0, 1, (2,)), Submit(0)]
+def test_samples_that_go_on_copy_their_tail_before_anybody_writes() -> None:
+    """The last of the three writes in place."""
+    before = samples(num_free=2)
+    begun: list[Event] = [Begin(0), Allocate(0, 1, ()), Copy(1, 0, 1, 2), Allocate(1, 1, ()), Copy(2, 0, 1, 3)]
+    begun += [Allocate(2, 1, ()), Allocate(3, 1, ()), Submit(0)]
+    slots = {0: (0, 1), 1: (4, 5), 2: (6, 7), 3: (2, 3)}
+    device = [event for i, two in slots.items() for event in (Write(i, 1, two[1:]), Read(i, two))]
+    ended: list[Event] = [Append(i, (5,)) for i in slots]
+    ended += [Finish(i, FinishReason.LENGTH) for i in slots]
+    happened = [*begun, *device, *ended, Complete(0)]
     shown = led_to(before, happened)
+    assert events_of_begin(before, StepReport(), led_to(before, begun)) == begun
+    assert events_of_step(before, report_of([*begun, *device, *ended]), shown) == happened
+
+
+def test_cow_4_a_copy_behind_a_write_happened_there() -> None:
+    before, copy = samples(num_free=2), Copy(1, 0, 1, 2)
+    device: list[Event] = [Write(0, 1, (1,)), copy, Write(1, 1, (5,))]
+    worked_out = events_of_step(before, report_of(device), before)
+    assert worked_out == [Begin(0), Allocate(0, 1, ()), Allocate(1, 1, ()), Submit(0), *device, Complete(0)]
+
+
+def swapped() -> tuple[State, list[Event]]:
+    """Three requests of one sequence have two tokens in blocks of two, none is free for the first one's next; and how a
+    step begins in which the others go to host memory."""
+    config = Config(3, 2, max_num_batched_tokens=8, num_host_blocks=2, recovery=Recovery.SWAP)
+    start = led_to(initial_state(config), [Add(Request(i, (i, 9), 2, (i,))) for i in range(3)])
+    begun = [event for i in range(3) for event in (Admit(i), Allocate(i, 2, (i,)))]
+    device = [event for i in range(3) for event in (Write(i, 0, (2 * i, 2 * i + 1)), Read(i, (2 * i, 2 * i + 1)))]
+    ended: list[Event] = [Append(i, (5,)) for i in range(3)]
+    before = led_to(start, [Begin(0), *begun, Submit(0), *device, *ended, Complete(0)])
+    gone = [SwapOut(2, (0,)), Preempt(2), SwapOut(1, (1,)), Preempt(1)]
+    return before, [Begin(0), *gone, Allocate(0, 1, (2,)), Submit(0)]
+
+
+def test_two_victims_go_to_host_memory_each_when_it_is_preempted() -> None:
+    before, begun = swapped()
     report = StepReport(preempted=(Preempt(2), Preempt(1)))
-    assert events_of_begin(before, report, shown) == happened
+    assert events_of_begin(before, report, led_to(before, begun)) == begun
+    ended: list[Event] = [Write(0, 2, (4,)), Read(0, (0, 1, 4)), Append(0, (5,)), Finish(0, FinishReason.LENGTH)]
+    happened = [*begun, *ended, Complete(0)]
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
+
+
+def test_two_come_back_from_host_memory_each_when_it_is_admitted() -> None:
+    """With the first one's last token all blocks are free, and there is a fourth one: each of the two has a block in host
+    memory, and needs one more."""
+    three, begun = swapped()
+    ended: list[Event] = [Write(0, 2, (4,)), Read(0, (0, 1, 4)), Append(0, (5,)), Finish(0, FinishReason.LENGTH)]
+    gone = led_to(three, [*begun, *ended, Complete(0)])
+    before = replace(gone, config=replace(gone.config, num_blocks=4), free=(*gone.free, 3), ref_count=(0, 0, 0, 0))
+    begun = [Begin(0)]
+    for i, (block, new) in {1: (0, 1), 2: (2, 3)}.items():
+        begun += [Admit(i), SwapIn(i, (block,)), Allocate(i, 1, (new,))]
+    begun.append(Submit(0))
+    device = [Write(1, 2, (2,)), Read(1, (0, 1, 2)), Write(2, 2, (6,)), Read(2, (4, 5, 6))]
+    last: list[Event] = [Append(1, (5,)), Append(2, (5,))]
+    last += [Finish(1, FinishReason.LENGTH), Finish(2, FinishReason.LENGTH)]
+    happened = [*begun, *device, *last, Complete(0)]
+    assert events_of_begin(before, StepReport(), led_to(before, begun)) == begun
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
+
+
+def test_who_was_given_up_in_flight_is_not_served_and_the_step_is_over() -> None:
+    """The next one, which was begun before this one was over, is not."""
+    begun: list[Event] = [Begin(0), Admit(0), Allocate(0, 2, (0, 1)), Submit(0), Abort(0), Begin(1), Submit(1)]
+    before = led_to(initial_state(CONFIG), [Add(Request(0, (1, 2), 2, (0,))), *begun])
+    assert events_of_end(before, StepReport(), led_to(before, [Complete(0)])) == [Complete(0)]
 
 
 def test_what_a_device_did_not_swap_is_taken_from_nobody_else() -> None:
@@ -427,3 +476,4 @@ def test_what_a_device_did_not_move_is_in_none_of_the_blocks_that_it_was_for() -
     undone = not_moved(full, StepReport(), [SwapOut(2, (0,)), SwapOut(3, (1,)), SwapIn(0, (0, 1)), Copy(1, 1, 0, 3)])
     assert set(undone.cells) == {4, 5, 8, 9, 10, 11}
     assert set(undone.host_cells) == {4, 5}
+    assert not_moved(full, StepReport(), [SwapIn(4, (4,)), SwapOut(4, (2,))]) == full
