@@ -426,7 +426,7 @@ class LLM:
         # The last token needs no slot.
         room = config.num_blocks // params.n * config.block_size + 1
         left = max(1, min(config.max_model_len, room) - num_prompt_tokens)
-        return min(left, int(self.defaults.get("max_tokens", left)))
+        return min(left, max(params.min_tokens, int(self.defaults.get("max_tokens", left))))
 
     def _add(self, made: Made) -> None:
         request, opened, params, barred = made

@@ -78,6 +78,8 @@ def test_parameters_that_are_not_given_are_the_models(folder: Path) -> None:
     # Whoever gives parameters has said everything but for how long the answer is.
     [whole] = again.generate(PROMPT, SamplingParams(ignore_eos=True, max_tokens=None), use_tqdm=False)
     assert len(whole.outputs[0].token_ids) == 7
+    [longer] = again.generate(PROMPT, SamplingParams(min_tokens=9, max_tokens=None), use_tqdm=False)
+    assert len(longer.outputs[0].token_ids) == 9
     [none] = LLM(folder, block_size=4, generation_config="vllm").generate(PROMPT, use_tqdm=False)
     assert len(none.outputs[0].token_ids) > 7
 
