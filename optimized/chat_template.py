@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
+from optimized.fault_points import FaultPoint, reach
 from spec.engine import InvalidRequest
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -63,6 +64,7 @@ def render(
     _check_size((messages, variables))
     import minijinja
 
+    reach(FaultPoint.RENDER_TEMPLATE)
     limits = limits or TemplateLimits()
     said: list[str] = []
     try:

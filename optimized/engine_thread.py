@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
+from optimized.fault_points import FaultPoint, reach
 from optimized.llm import LLM
 from optimized.outputs import OutputKind, RequestOutput
 from optimized.prompts import Prompt
@@ -376,17 +377,18 @@ class EngineThread:
                 self._unanswered[command.stream] = command
 
     def _step(self) -> None:
+        reach(FaultPoint.TURN)
         has_work = bool(self._streams)  # or else somebody only wanted to look
         started = time.monotonic()
         if has_work:
             self.step_started = started
+        on_device = self._llm.device_seconds
         outputs = self._llm.step()
-        now = time.monotonic()
+        now, on_device = time.monotonic(), self._llm.device_seconds - on_device
         before, self.stats = self.stats, self._llm.stats()
         if has_work:
             self.step_ended, self.step_started = now, None
             self.step_times.add(now - started)
-            on_device = self.stats.device_seconds - before.device_seconds
             self.scheduler_times.add(max(0.0, now - started - on_device))
         if self.stats.tokens_computed > before.tokens_computed:
             self.step_tokens.add(self.stats.tokens_computed - before.tokens_computed)

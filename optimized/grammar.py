@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from optimized.fault_points import FaultPoint, reach
 from optimized.grammar_trial import limits
 from optimized.request_times import Buckets
 from optimized.sampling import NoToken
@@ -95,6 +96,7 @@ class Progress:
 
     def allowed(self, output: Sequence[Token]) -> Bools:
         """Which tokens may follow this output, ``[vocab_size]``. Raises ``GrammarStopped``. O(tokens + vocabulary)."""
+        reach(FaultPoint.FOLLOW_GRAMMAR)
         if self._read != list(output[: len(self._read)]):
             self._matcher, self._read = self._grammar.begin.deep_copy(), []
         new = list(output[len(self._read) :])
@@ -124,6 +126,7 @@ class Grammars:
 
     def grammar(self, asked: StructuredOutputsParams) -> Grammar:
         """What a caller asks for. Raises ``InvalidRequest`` if it cannot be, or takes too much to make."""
+        reach(FaultPoint.MAKE_GRAMMAR)
         key = asked.kind, asked.text
         with self._lock:
             found = self._kept.get(key)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from optimized.checkpoint import Checkpoint, load_checkpoint
+from optimized.fault_points import FaultPoint, reach
 from optimized.generation_defaults import AUTO, defaults_of, params_by_default
 from optimized.grammar import Barred, Grammar, Grammars
 from optimized.model_core import EngineArgs, MakeCore, MakeObserver, TorchCore
@@ -26,7 +27,7 @@ from optimized.prompts import (
     spelled,
     text_and_ids,
 )
-from optimized.sampling import Logprob, SamplingParams, demand_text, derived_seed
+from optimized.sampling import SamplingParams, demand_text, derived_seed
 from optimized.snapshot import Look
 from optimized.stats import Stats
 from optimized.waste import Slots
@@ -117,7 +118,7 @@ class LLM:
         self._names: dict[str, OpenRequest] = {}
         self._unbegun: set[RequestId] = set()
         self._seqs: dict[SeqId, OpenRequest] = {}
-        self._num_requests = self._num_seqs = 0
+        self._num_requests, self._num_seqs, self.device_seconds = 0, 0, 0.0
 
     @property
     def config(self) -> Config:
@@ -248,6 +249,7 @@ class LLM:
         if not isinstance(request_id, str) or request_id in self._names:
             raise InvalidField("request_id", request_id, "a text that no unfinished request has for its id")
         demand_text("cache_salt", cache_salt)
+        reach(FaultPoint.ADD_REQUEST)
         params = sampling_params or self.get_default_sampling_params()
         made = self._make(request_id, *self._read(prompt), params, priority=priority, cache_salt=cache_salt)
         self._core.check(made[0], made[2])
@@ -446,12 +448,13 @@ class LLM:
         except BaseException:
             self._forget_all()
             raise
+        self.device_seconds += outcome.device_seconds
         for request_id in outcome.preempted:
             self._open[request_id].num_preemptions += 1
         for seq_id in outcome.scheduled if self._unbegun else ():
             self._seqs[seq_id].begin(started, outcome.num_hit_tokens.get(seq_id, 0))
             self._unbegun.discard(self._seqs[seq_id].request_id)
-        touched: dict[RequestId, OpenRequest] = {}
+        touched, tokenizer = dict[RequestId, OpenRequest](), self.checkpoint.tokenizer
         ends: dict[SeqId, FinishReason] = dict(outcome.finished)
         for seq_id, token in zip(outcome.seq_ids, outcome.tokens, strict=True):
             request = self._seqs.get(seq_id)
@@ -459,7 +462,7 @@ class LLM:
                 continue  # its request has just ended, by what went wrong with another sequence of it
             output = request.outputs[seq_id]
             try:
-                output.take(token, ends.get(seq_id), self._named(outcome.logprobs.get(seq_id)))
+                output.take(token, ends.get(seq_id), named(outcome.logprobs.get(seq_id), tokenizer))
             except Exception as error:  # noqa: BLE001  what goes wrong with one text ends its own request only
                 self._end(request, "error", f"{type(error).__name__}: {error}")
             else:
@@ -467,10 +470,12 @@ class LLM:
                     self._core.release(seq_id)
             touched[request.request_id] = request
         for seq_id, found in outcome.prompt_logprobs.items():
-            of_prompt = self._seqs[seq_id].prompt_logprobs if seq_id in self._seqs else None
-            if of_prompt is not None:
-                for position, logprobs in found.items():
-                    of_prompt[position] = self._named(logprobs)
+            if (request := self._seqs.get(seq_id)) is not None:
+                try:
+                    request.take_prompt(found, tokenizer)
+                except Exception as error:  # noqa: BLE001  so it is here
+                    touched[request.request_id] = request
+                    self._end(request, "error", f"{type(error).__name__}: {error}")
         for request_id, failure in outcome.failed:
             touched[request_id] = self._open[request_id]
             self._end(self._open[request_id], "error", failure.reason)
@@ -480,9 +485,6 @@ class LLM:
             if request.finished:
                 self._close(request)
         return touched.values()
-
-    def _named(self, logprobs: dict[Token, Logprob] | None) -> dict[Token, Logprob] | None:
-        return named(logprobs, self.checkpoint.tokenizer)
 
     def _end(self, request: OpenRequest, reason: str, why: str | None = None) -> None:
         """No sequence of the request goes on."""

@@ -13,6 +13,7 @@ from optimized.capacity import DEFAULT_CPU_CACHE_BYTES, FP8_SCALE_BYTES, bytes_p
 from optimized.checkpoint import Checkpoint, ModelConfig
 from optimized.cpu_path import QUANTIZATIONS, CpuPath, cpu_path, demand_narrow, num_threads
 from optimized.device import Failure, PassFailed, Sampled
+from optimized.fault_points import FaultPoint, reach
 from optimized.plan import Plan, live_part
 from optimized.pool import blocks_needed
 from optimized.snapshot import Look, look_at
@@ -262,6 +263,7 @@ class TorchCore:
         from optimized.engine import EngineCore
         from optimized.torch_device import TorchDevice
 
+        reach(FaultPoint.REMAKE)
         self.device = TorchDevice(model, self.config, self._tokens_of)
         observer = self._make_observer(self.config) if self._make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model=self._name)
@@ -289,6 +291,7 @@ class TorchCore:
         self.device.beams.update(dict.fromkeys(request.seq_ids, search))
 
     def step(self) -> Outcome:
+        reach(FaultPoint.SCHEDULE)
         plan, failed = self.core.next_plan(self._overlaps), list[tuple[RequestId, Failure]]()
         if plan is None:
             return Outcome()
@@ -300,8 +303,10 @@ class TorchCore:
         except BaseException:
             self._give_up(plan)
             raise
+        reach(FaultPoint.COMMIT)
         outcome = self.core.commit(plan, sampled)
         outcome.failed += failed
+        outcome.device_seconds, self.device_seconds = self.device_seconds, 0.0
         outcome.scheduled = plan.seq_ids
         outcome.logprobs, outcome.prompt_logprobs = self.device.logprobs, self.device.prompt_logprobs
         self._forget([seq_id for seq_id, _ in outcome.finished])
@@ -393,7 +398,6 @@ class TorchCore:
             blocks_saved=round(spared / max(1, spared + counters.num_block_steps), 4),
             tokens_computed=counters.num_tokens_computed,
             tokens_sampled=counters.num_tokens_sampled,
-            device_seconds=self.device_seconds,
         )
 
     def slots(self) -> Slots:

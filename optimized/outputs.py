@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from optimized.fault_points import FaultPoint, reach
 from optimized.request_times import Clock, RequestTimes
 from optimized.sampling import Logprob, SamplingParams
 from optimized.tokenizer import Detokenizer, Tokenizer
@@ -172,6 +173,7 @@ class OpenOutput:
 
     def take(self, token: Token, end: FinishReason | None, logprobs: dict[Token, Logprob] | None = None) -> None:
         """The next token, what it means to the engine, and what the model thought of it."""
+        reach(FaultPoint.OUTPUT_TEXT)
         self.token_ids.append(token)
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(logprobs)
@@ -243,6 +245,12 @@ class OpenRequest:
         if self.clock.times.begun is None:
             self.clock.begin(now)
             self.num_hit_tokens = num_hit_tokens
+
+    def take_prompt(self, found: Mapping[int, dict[Token, Logprob]], tokenizer: Tokenizer | None) -> None:
+        """What the model thought of the prompt's tokens at these places, if that is asked for."""
+        if self.prompt_logprobs is not None:
+            for position, logprobs in found.items():
+                self.prompt_logprobs[position] = named(logprobs, tokenizer)
 
     @property
     def finished(self) -> bool:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from optimized.fault_points import FaultPoint, reach
 from optimized.prefix_cache import PrefixCache
 from spec.vocabulary import BlockId, StepId
 
@@ -56,6 +57,7 @@ class BlockPool:
 
     def take_many(self, count: int) -> tuple[BlockId, ...]:
         """The first ``count`` blocks of the free list, each with one holder. O(count)."""
+        reach(FaultPoint.TAKE_BLOCKS)
         num_fresh = min(count, self._num_fresh)
         first = self.num_blocks - self._num_fresh
         blocks = [*range(first, first + num_fresh)]

@@ -12,9 +12,8 @@ class Stats:
     ``blocks_prompt_shared`` is the most blocks that several sequences held at one time: with one request of several
     samples, the blocks of its prompt. ``blocks_copied`` counts copies on write, ``blocks_swapped_out`` the blocks of
     preempted requests that went to host memory, ``hit_tokens`` the tokens that were found in the prefix cache, of
-    ``queried_tokens`` looked up. ``blocks_saved`` is the part of the blocks that sharing spared, over all steps.
-    ``device_seconds`` is how long steps were on the device. What waits, runs and is free or cached now is that of the last
-    step.
+    ``queried_tokens`` looked up. ``blocks_saved`` is the part of the blocks that sharing spared, over all steps. What waits,
+    runs and is free or cached now is that of the last step.
     """
 
     blocks_prompt_shared: int
@@ -32,4 +31,3 @@ class Stats:
     blocks_saved: float = 0.0
     tokens_computed: int = 0
     tokens_sampled: int = 0
-    device_seconds: float = 0.0

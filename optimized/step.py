@@ -62,3 +62,5 @@ class Outcome:
     """What the model thought of the tokens, where that was asked for."""
     prompt_logprobs: Mapping[SeqId, dict[int, dict[Token, Logprob]]] = field(default_factory=dict)
     """What it thought of the tokens of prompts, by position."""
+    device_seconds: float = field(default=0.0, compare=False)
+    """How long the step was on the device."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimized.fault_points import FaultPoint, reach
 from optimized.model_store import BadModelFile
 
 if TYPE_CHECKING:
@@ -94,11 +95,13 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; lone surrogates, which UTF-8 cannot say, become question marks."""
+        reach(FaultPoint.TOKENIZER_ENCODE)
         clean = text.encode("utf-8", "replace").decode("utf-8")
         return list(self.backend.encode(clean, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids outside the vocabulary have none."""
+        reach(FaultPoint.TOKENIZER_DECODE)
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:

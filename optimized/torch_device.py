@@ -19,6 +19,7 @@ from kernels import FP8, AttentionPlan, bytes_of, copy_blocks, plan_attention
 from optimized.batch_tensors import BatchTensors, StepTensors
 from optimized.beam_search import BeamSearch
 from optimized.device import Failure, PassFailed, Sampled
+from optimized.fault_points import FaultPoint, reach
 from optimized.grammar import Progress
 from optimized.kernel_draws import can_draw, drawn
 from optimized.llama import LlamaModel
@@ -104,6 +105,7 @@ class TorchDevice:
         ]
 
     def run(self, plan: Plan) -> Sequence[Sampled]:
+        reach(FaultPoint.MOVE_BLOCKS)
         self._move_blocks(plan)
         try:
             return self.compute(plan)
@@ -117,14 +119,17 @@ class TorchDevice:
         self.logprobs, self.prompt_logprobs = {}, {}
         if not plan.seq_ids:
             return ()
+        reach(FaultPoint.DEVICE_MEMORY)
         if not self._batches[0].is_next(plan):
             self._batches.reverse()
         tensors = self._batches[0].filled(plan)
+        reach(FaultPoint.FORWARD)
         hidden_states, rows = self._forward(plan, tensors), tensors.sample_rows
         is_plain = self._is_plain(plan)
         if not (is_plain and plan.sample_seq_ids == plan.seq_ids):
             self._read_prompts(plan, hidden_states)
         self.logits = self.model.logits(hidden_states if rows is None else hidden_states[rows])
+        reach(FaultPoint.SAMPLE)
         if is_plain and not self.draws_by_kernel:
             tokens = self._all_likeliest(self.logits)
             if tokens is not None:
@@ -133,6 +138,7 @@ class TorchDevice:
 
     def demand_alive(self) -> None:
         """Compute something that no request has a part in. Raises what the device raises."""
+        reach(FaultPoint.DEVICE_ALIVE)
         hidden = torch.zeros((1, self.model.config.hidden_size), dtype=self.model.dtype, device=self.model.device)
         self.model.logits(hidden).cpu()
 

@@ -11,7 +11,7 @@ import typer
 from optimized.cli import bench, specification, traces
 from optimized.cli.chat import chat
 from optimized.cli.generate import generate
-from optimized.cli.guard import BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
+from optimized.cli.guard import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, OK, forget_stdout
 from optimized.cli.machine import doctor, kernels
 from optimized.cli.plan import plan
 from optimized.cli.serve import serve
@@ -62,3 +62,12 @@ def options(
     ] = False,
 ) -> None:
     """PagedAttention serving that can be checked."""
+    from optimized.fault_points import VARIABLE, arm
+    from spec.vocabulary import InvalidConfig
+
+    try:
+        if arm(os.environ):
+            typer.echo(f"warning: {VARIABLE} makes something fail: {os.environ[VARIABLE]}", err=True)
+    except InvalidConfig as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(BAD_INPUT) from None

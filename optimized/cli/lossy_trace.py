@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from optimized.fault_points import FaultPoint, reach
 from spec.batches import Computed
 from spec.choices import Choices
 from spec.trace import Writer, gap_line
@@ -136,6 +137,7 @@ class LossyWriter(Writer):
                 break
             text = "".join(lines)
             try:
+                reach(FaultPoint.WRITE_TRACE)
                 self.write(text)
             except OSError as error:
                 with self._changed:

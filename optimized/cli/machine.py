@@ -21,10 +21,16 @@ def doctor(
         typer.Option(help="Look at this model on this machine instead: a file, a folder, ORG/NAME, or default."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model ORG/NAME.")] = None,
+    fault_points: Annotated[
+        bool, typer.Option("--fault-points", help="List the places at which a test may let something fail.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is installed, which device and kernels would be used, why, and where each setting of serve comes from;
     or, with --model, what a model is made of, file by file, and whether it can be served."""
+    if fault_points:
+        _list_fault_points(as_json)
+        return
     if model is not None:
         inspect(model, revision, as_json)
         return
@@ -55,6 +61,18 @@ def inspect(model: str, revision: str | None, as_json: bool) -> None:
         typer.echo(found.text())
     if found.refused is not None:
         raise typer.Exit(FAILED)
+
+
+def _list_fault_points(as_json: bool) -> None:
+    from optimized.fault_points import VARIABLE, FaultPoint
+
+    if as_json:
+        facts = [{"name": each.title, "what": each.what, "harm": each.harm.value} for each in FaultPoint]
+        print_json({"fault_points": facts})
+        return
+    for each in FaultPoint:
+        typer.echo(f"{each.title:<17} {each.what:<61} ends {each.harm.value}")
+    typer.echo(f"In a folder of the sources, {VARIABLE}=NAME:N lets one fail the Nth time that it is reached.")
 
 
 @plain_errors

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from optimized.async_llm import AsyncLLM
 from optimized.doctor import version_of
+from optimized.fault_points import FaultPoint, reach
 from optimized.generation_defaults import fill
 from optimized.server.answers import (
     ChatAnswer,
@@ -232,6 +233,7 @@ async def _whole(request: Request, work: Awaitable[Any]) -> Any:
         answer = await unless_gone(work, _disconnected(request))
     except Exception as error:  # noqa: BLE001  an error of one request is told to its client
         return _told(request, error)
+    reach(FaultPoint.MAKE_ANSWER)
     return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer.model_dump())
 
 

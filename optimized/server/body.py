@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from optimized.fault_points import FaultPoint, reach
 from optimized.server.errors import RequestError
 from optimized.server.limits import Limits
 
@@ -24,6 +25,7 @@ ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 async def read_body(receive: Receive, limits: Limits) -> bytes | None:
     """The body; None if its client goes away before its end. Raises ``RequestError``."""
+    reach(FaultPoint.READ_BODY)
     parts, total = [], 0
     try:
         async with asyncio.timeout(limits.body_timeout):

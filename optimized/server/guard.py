@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 
 from optimized.server.body import Message, Receive, read_body, replayed, too_large
-from optimized.server.errors import ErrorBody, RequestError
+from optimized.server.errors import ErrorBody, RequestError, told
 from optimized.server.limits import Limits
 from optimized.server.readers import Readers
 
@@ -97,6 +97,11 @@ class Guard:
                 self._num_of_key[key] -= 1
         except RequestError as error:
             await answer(error, named_send)
+        except Exception as error:
+            if "status" in state:  # it has begun, and can not be taken back
+                raise
+            logger.exception("request %s failed", request_id)
+            await answer(told(error), named_send)
         finally:
             if scope["path"] not in UNLOGGED:
                 _log(scope, time.monotonic() - started)

@@ -73,6 +73,8 @@ class Limits:
             value, least, most = getattr(self, each.name), each.metadata["least"], each.metadata["most"]
             if type(value) is not int or not least <= value <= most:
                 upward = (
-                    f"at least {least}" if most == MOST else f"from {least} to {most:,}: nothing behind it takes more"
+                    f", at least {least}"
+                    if most == MOST
+                    else f" from {least} to {most:,}: nothing behind it takes more"
                 )
                 raise InvalidConfig(each.name, value, f"a whole number{upward}")

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from optimized.async_llm import AsyncLLM
 from optimized.doctor import source_digest, version_of
 from optimized.engine_thread import TOKEN_BUCKETS, EngineBusy
+from optimized.fault_points import FaultPoint, reach
 from optimized.outputs import RequestOutput
 from optimized.request_times import Buckets, RequestTimes
 from optimized.sampling import SamplingParams
@@ -249,4 +250,5 @@ class Metrics:
 
     def text(self) -> bytes:
         """The text that ``/metrics`` answers with."""
+        reach(FaultPoint.READ_METRICS)
         return generate_latest(self.registry)

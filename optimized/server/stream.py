@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from optimized.fault_points import FaultPoint, reach
+
 
 class EventStream(Response):
     """A response whose body is events. ``events`` is closed when the client goes away, which ends its requests, and what
@@ -39,6 +41,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with contextlib.aclosing(self.events) as events:  # type: ignore[type-var]  # they are generators
             async for event in events:
+                reach(FaultPoint.WRITE_EVENT)
                 # A client that does not read makes this wait, until its connection gives it up.
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -80,6 +83,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 def event(json: bytes) -> bytes:
     """One event of one line."""
+    reach(FaultPoint.MAKE_EVENT)
     return b"data: " + json + b"\n\n"
 
 

@@ -267,11 +267,11 @@ def test_a_text_that_breaks_ends_its_own_request_only(llm: LLM, monkeypatch: pyt
             bad = asyncio.create_task(last(engine.generate("x", SamplingParams(n=2, seed=1, logprobs=1))))
             return await asyncio.gather(good, bad)
 
-    def broken(self: LLM, logprobs: object) -> None:
+    def broken(logprobs: object, tokenizer: object) -> None:
         if logprobs is not None:
             raise ArithmeticError("the table of names is torn")
 
-    monkeypatch.setattr(LLM, "_named", broken)
+    monkeypatch.setattr("optimized.llm.named", broken)
     good, bad = asyncio.run(run())
     assert good.outputs[0].token_ids == expected
     for output in bad.outputs:

@@ -8,6 +8,7 @@ import pytest
 
 from optimized import LLM, AsyncLLM, EngineStopped, RequestOutput, SamplingParams
 from optimized.checkpoint import Checkpoint
+from optimized.fault_points import FaultPoint, NthTime, deciding
 from optimized.model_core import TorchCore
 from optimized.plan import Plan
 
@@ -137,3 +138,23 @@ def test_a_request_that_kills_the_engine_is_tried_twice(tiny: Checkpoint) -> Non
             return (await last(engine, 1)).outputs[0].token_ids
 
     assert len(asyncio.run(run())) == 8
+
+
+def test_a_text_that_breaks_ends_its_own_request(tiny: Checkpoint) -> None:
+    """Also that of a prompt's tokens: it ended the engine, for everybody."""
+    asked = [
+        SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1),
+        SamplingParams(temperature=0, max_tokens=3),
+    ]
+    llm = LLM(tiny, block_size=4)
+    expected = llm.generate(PROMPTS[:2], asked)
+    for point, n in ((FaultPoint.TOKENIZER_DECODE, 5), (FaultPoint.OUTPUT_TEXT, 1)):
+        with deciding(NthTime(point, n)):
+            broken, sound = llm.generate(PROMPTS[:2], asked)
+        assert (broken.outputs[0].finish_reason, broken.outputs[0].stop_reason) == (
+            "error",
+            f"RuntimeError: the fault point {point.title}",
+        )
+        assert tokens([sound]) == tokens(expected[1:])
+        assert core_of(llm).core.scheduler.pool.num_free == llm.config.num_blocks
+    assert tokens(llm.generate(PROMPTS[:2], asked)) == tokens(expected)
