@@ -15,6 +15,7 @@ from optimized.plan import Plan
 from optimized.torch_device import TorchDevice
 from spec.conformance.judge import Follower
 from spec.vocabulary import Config, InvalidConfig
+from tests.llm.test_faults import poisoned
 from tests.llm.test_llm import PROMPTS, core_of, tokens
 from tests.optimized.test_batch_tensors import made_anew, said
 
@@ -103,6 +104,17 @@ def test_whoever_is_given_up_while_two_steps_are_in_flight_leaves_nothing(tiny: 
         assert not core_of(ahead).core.scheduler.flights
         assert ahead.reset_prefix_cache()
         assert core_of(ahead).core.scheduler.pool.num_free == 64
+
+
+def test_the_last_request_that_fails_leaves_no_step_in_flight(tiny: Checkpoint) -> None:
+    """In the middle of its prompt, of which the next part is in flight already; and while it answers."""
+    for first in (4, 14):
+        ahead = overlapping(tiny, num_gpu_blocks_override=64, max_num_batched_tokens=4)
+        poisoned(ahead, lambda _, position, first=first: position >= first)
+        [answer] = ahead.generate("a longer one", PARAMS[0])
+        assert answer.outputs[0].finish_reason == "error"
+        assert not core_of(ahead).core.scheduler.flights
+        assert ahead.stats().num_free_blocks == core_of(ahead).core.scheduler.pool.num_free == 64
 
 
 def test_beams_are_found_though_steps_overlap(tiny: Checkpoint, llm: LLM) -> None:
