@@ -163,7 +163,8 @@ class OverlappedEngine(Engine, Protocol):
     def begin_step(self) -> StepReport:
         """Schedule and submit a step. What it decided shows in the snapshot; the report names whom it preempted.
 
-        A step that would compute nothing is not begun. Raises ``InvalidRequest`` while two steps are in flight.
+        A step that would compute nothing is not begun, unless the engine waits with it for the one before: then it is in
+        flight like any other. Raises ``InvalidRequest`` while two steps are in flight.
         """
         ...
 

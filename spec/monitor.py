@@ -206,7 +206,7 @@ class Monitor(Mirror):
         live = self.steps.get(step_id)
         if live is None or live.submitted:
             return False
-        if not live.scheduled and self.requests and len(self.steps) == 1:
+        if self.requests and not any(step.scheduled or step.stops for step in self.steps.values()):
             return False
         if self.choices.publication is Publication.AT_SCHEDULE:
             return False

@@ -283,8 +283,8 @@ def only_what_fits_comes_in(before: State, event: Add, after: State) -> bool:
 
 @step_rule("SCHED-9", corpus="S3")
 def a_step_with_work_computes(before: State, event: Submit, after: State) -> bool:
-    """If there is work and no other step is in flight, a step computes at least one token."""
-    return bool(before.flights[event.step_id].scheduled) or not before.requests or len(before.flights) > 1
+    """If there is work and no other step in flight computes anything, a step computes at least one token."""
+    return not before.requests or any(flight.scheduled or flight.stops for flight in before.flights.values())
 
 
 @step_rule("SCHED-10", corpus="A7 S8")

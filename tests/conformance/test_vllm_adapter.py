@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from spec.conformance.adapters import vllm, vllm_async, vllm_surface
+from spec.conformance.door import all_end
 from spec.conformance.judge import JudgedEngine
 from spec.engine import InvalidField, InvalidRequest, PromptTooLong
 from spec.lockstep import walk
@@ -17,6 +18,8 @@ from spec.vocabulary import (
     Config,
     Finish,
     FinishReason,
+    Policy,
+    Preempt,
     Prefix,
     Read,
     Request,
@@ -227,6 +230,29 @@ def test_vllm_schedules_ahead_and_preempts_in_flight() -> None:
     appended, in_flight = serve_ahead(JudgedEngine(vllm_async.make_engine(AHEAD), AHEAD))
     assert (appended.count(0), appended.count(1)) == (4, 4)
     assert in_flight == 1
+
+
+@needs_vllm
+def test_behind_a_step_that_computes_nothing_vllm_waits_for_the_oldest_one() -> None:
+    """The first request gives way to itself while the last step of the second one is in flight; then an urgent one arrives,
+    whom the engine core sees when that step is over."""
+    config = replace(AHEAD, num_blocks=5, block_size=1, policy=Policy.PRIORITY, prefix_cache=False)
+    judged = JudgedEngine(vllm_async.make_priority_engine(config), config)
+    judged.add(Request(0, (0,), 4, (0,), priority=1))
+    for _ in range(2):
+        judged.begin_step()
+        judged.end_step(ten)
+    judged.add(Request(1, (1,), 1, (1,)))
+    judged.begin_step()
+    begun = judged.begin_step()
+    assert begun is not None and begun.preempted == (Preempt(0),)
+    assert [dict(flight.scheduled) for flight in judged.state.flights.values()] == [{1: 1}, {}]
+    judged.add(Request(2, (1,), 1, (2,)))
+    assert judged.begin_step() is None
+    judged.end_step(ten)
+    judged.begin_step()
+    assert [dict(flight.scheduled) for flight in judged.state.flights.values()] == [{}, {2: 1, 0: 3}]
+    assert all_end(judged)
 
 
 @needs_vllm

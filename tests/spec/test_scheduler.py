@@ -295,6 +295,13 @@ def test_sched_9_an_idle_engine_or_one_that_has_a_step_out_may_rest() -> None:
     allows("SCHED-9", STEP_1, Begin(2), Submit(2))
 
 
+def test_sched_9_a_step_in_flight_that_computes_nothing_is_no_reason_to_rest() -> None:
+    """Behind one that computes it may be in flight; when that one is over, the next one computes."""
+    waits = follow(STEP_1, Begin(2), Submit(2), Append(0, (7,)), Publish(0, 0), Complete(1), Begin(3))
+    assert not waits.flights[2].scheduled and waits.requests
+    forbids("SCHED-9", waits, Submit(3))
+
+
 def test_sched_10_the_head_of_the_queue_is_admitted() -> None:
     allows("SCHED-10", WAITING, Admit(0))
     bites("SCHED-10")

@@ -1,7 +1,8 @@
 """vLLM 0.32 with its asynchronous scheduler, judged without a model: it schedules a step while the one before still runs.
 
 ``begin_step`` is ``AsyncScheduler.schedule``; ``end_step`` lets the worker do what the oldest message says, and gives the
-tokens to ``update_from_output``. That is what vLLM's engine core does with two batches in its queue.
+tokens to ``update_from_output``. That is what vLLM's engine core does with two batches in its queue. A batch that computes
+nothing has its place in that queue too: behind another one the core waits for it, and schedules nothing meanwhile.
 """
 
 from collections import deque
@@ -27,10 +28,8 @@ PRIORITY_PROFILE = replace(
 
 @dataclass
 class Message:
-    """What the scheduler told its workers, the names that it used, and the tables that they had then; ``step_id`` is None if
-    nothing is computed."""
+    """What the scheduler told its workers, the names that it used, and the tables that they had then."""
 
-    step_id: StepId | None
     output: Any
     seqs: Mapping[str, SeqId]
     tables: Mapping[str, tuple[BlockId, ...]]
@@ -44,48 +43,40 @@ class AsyncVllmEngine(vllm.VllmEngine):
         self.messages: deque[Message] = deque()
         self.flights: dict[StepId, Flight] = {}
         self.num_begun = 0
-        self.waits_for_end = False
 
     def seqs_in_flight(self) -> set[SeqId]:
         return {seq for flight in self.flights.values() for seq in flight.scheduled}
 
     def begin_step(self) -> StepReport:
-        """After a step that computed nothing the engine core waits for the oldest one: who was preempted is then given
-        his token before anybody is scheduled."""
+        """A step that computes nothing is in flight only behind another one; else it is over at once. Who has ended is told
+        to the worker with the next one: there is no step for that alone while another one is in flight."""
         if len(self.flights) == 2:
             raise InvalidRequest("two steps are in flight")
-        owed = any(theirs.num_stale_output_tokens for theirs in self.scheduler.waiting)
-        if not self.scheduler.has_requests() or (self.waits_for_end and owed):
+        if not self.scheduler.has_requests() or (self.flights and not self.alive):
             return StepReport()
         output = self.scheduler.schedule()
         preempted = self._preempted(output)
         self._learn_keys()
         self._leave_flights(preempted)
-        step_id = self.num_begun if output.num_scheduled_tokens else None
-        manager = self.scheduler.kv_cache_manager
+        seqs, manager = self._seqs(), self.scheduler.kv_cache_manager
         tables = {name: tuple(manager.get_block_ids(name)[0]) for name in output.num_scheduled_tokens}
-        self.messages.append(Message(step_id, output, self._seqs(), tables))
-        if step_id is None:
-            self.waits_for_end = bool(self.flights)
-            self._tell_what_computes_nothing()
-        else:
-            self.num_begun += 1
-            seqs = self._seqs()
-            counts = {seqs[name]: count for name, count in output.num_scheduled_tokens.items()}
-            self.flights[step_id] = Flight(scheduled=counts, submitted=True)
+        self.messages.append(Message(output, seqs, tables))
+        counts = {seqs[name]: count for name, count in output.num_scheduled_tokens.items()}
+        self.flights[self.num_begun] = Flight(scheduled=counts, submitted=True)
+        self.num_begun += 1
+        if not counts and len(self.flights) == 1:
+            self.end_step(_no_token)
         return StepReport(preempted=preempted)
 
     def end_step(self, token_source: TokenSource) -> StepReport:
         if not self.flights:
             return StepReport()
-        message, self.waits_for_end = self.messages.popleft(), False
-        flight = self.flights.pop(min(self.flights))
+        message, flight = self.messages.popleft(), self.flights.pop(min(self.flights))
         names = message.output.num_scheduled_tokens
         gone = {name for name in names if name not in self.scheduler.requests}
         preempted = {name for name in names if message.seqs[name] not in flight.scheduled}
         outcome = self.worker.run(message.output, message.seqs, token_source, gone, preempted)
         emitted, finished = self._update(message.output, outcome)
-        self._tell_what_computes_nothing()
         strays = stray_writes(outcome.unheard, message.tables, self.config.block_size)
         return StepReport((*strays, *outcome.events), emitted, (), finished)
 
@@ -110,11 +101,6 @@ class AsyncVllmEngine(vllm.VllmEngine):
         for step_id, flight in self.flights.items():
             kept = {seq: count for seq, count in flight.scheduled.items() if seq not in left}
             self.flights[step_id] = replace(flight, scheduled=kept)
-
-    def _tell_what_computes_nothing(self) -> None:
-        while self.messages and self.messages[0].step_id is None:
-            message = self.messages.popleft()
-            self._update(message.output, self.worker.run(message.output, message.seqs, _no_token))
 
 
 def stray_writes(
