@@ -159,6 +159,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_link_to_a_rule_that_is_not_there_and_a_picture_of_what_is_not_allowed_fail_the_build(tmp_path: Path) -> None:
     page = "Page\n====\n\nSee :rule:`COW-999`.\n\n.. memory-map:: A block that is taken twice\n\n"
     (tmp_path / "index.rst").write_text(f"{page}   Start(0, (5,))\n   Allocate(0, 1, (1, 1))\n")

@@ -50,6 +50,7 @@ def test_the_packages_listed_are_the_folders_found() -> None:
     assert set(listed) == folders_with_modules()
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_module(wheel: zipfile.ZipFile) -> None:
     on_disk = {
         str(path.relative_to(ROOT))

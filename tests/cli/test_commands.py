@@ -64,6 +64,7 @@ def test_the_version_is_that_of_the_distribution(run: Run) -> None:
 # --- as a process -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_without_a_traceback(process: Process, tiny_path: Path) -> None:
     # A step that takes its time.
     slow = "import time\nfrom optimized.model_core import TorchCore\nstep = TorchCore.step\n"
@@ -85,6 +86,7 @@ def test_a_reader_who_goes_away_is_no_error(process: Process, log: Path) -> None
     assert child.stderr.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "arguments", "extra"),
     [
@@ -167,6 +169,7 @@ def test_doctor_knows_what_the_project_declares() -> None:
 # --- spec, trace, kernels -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rules_are_listed_with_their_sentences(run: Run) -> None:
     found = {rule["id"]: rule for rule in json.loads(run("spec", "rules", "--json").stdout)["rules"]}
     assert found["ALLOC-2"]["sentence"] == "A block's reference count is the number of its holders."

@@ -46,6 +46,7 @@ NOT_NEEDED = frozenset(
 LOADED = "import atexit, sys\natexit.register(lambda: print(*sorted({name.partition('.')[0] for name in sys.modules})))"
 
 
+@pytest.mark.slow
 def test_an_answer_on_a_cpu_imports_only_what_it_needs(run: Run, process: Process, tiny_path: Path) -> None:
     arguments = ("generate", "a", "--model", tiny_path, "--max-tokens", 1, "--num-gpu-blocks-override", 8)
     assert run(*arguments).exit_code == 0  # the first start converts the file
@@ -158,6 +159,7 @@ print(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph is n
 """
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_torch_is_there_for_whoever_asks_for_it() -> None:
     said = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, check=True, cwd=ROOT)
     known, whole = said.stdout.splitlines()

@@ -166,6 +166,7 @@ def sabotaged(sabotage: Sabotage, folder: Path):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda each: each.name)
 def test_a_sabotaged_kernel_is_caught_by_the_rule(sabotage, tmp_path):
     violation = first_violation(offered(sabotaged(sabotage, tmp_path)))
@@ -245,6 +246,7 @@ def test_our_triton_kernel_passes_in_the_interpreter():
     assert "30 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_plain_function_is_judged_from_the_command_line(tmp_path):
     """What it does not declare is skipped, and the table for which it fails is the smallest."""
     (tmp_path / "late.py").write_text(

@@ -17,6 +17,7 @@ OURS = pytest.mark.parametrize("package", ["reference", "optimized"])
 PAIR = lockstep_machine_for(reference.make_engine, optimized.make_engine)
 
 
+@pytest.mark.slow
 @OURS
 def test_an_engine_keeps_every_rule_in_some_stories(package: str, run: Run) -> None:
     done = run("--engine", f"{package}:make_engine", "-k", "works_together", "--conformance-max-examples", "12")
@@ -24,6 +25,7 @@ def test_an_engine_keeps_every_rule_in_some_stories(package: str, run: Run) -> N
     assert set(done.outcomes().values()) == {"passed"}
 
 
+@pytest.mark.slow
 @OURS
 def test_a_pool_keeps_every_rule_in_a_small_scope(package: str, run: Run) -> None:
     done = run("--engine", f"{package}:make_pool", "-k", "small_pool or host_memory", "--conformance-level", "L0,L1")
@@ -41,6 +43,7 @@ def test_engine_and_pool_pass_the_whole_suite(package: str, run: Run) -> None:
     assert {"passed"} <= set(done.outcomes().values()) <= {"passed", "skipped"}
 
 
+@pytest.mark.slow
 def test_the_engines_stay_side_by_side_in_short_stories() -> None:
     run_state_machine_as_test(PAIR, settings=settings(max_examples=25, stateful_step_count=15))
 

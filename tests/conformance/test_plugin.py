@@ -18,6 +18,7 @@ def attend(query, key_cache, value_cache, block_tables, seq_lens, query_start, s
 """
 
 
+@pytest.mark.slow
 def test_without_an_engine_every_test_is_skipped_with_one_sentence(run: Run) -> None:
     done = run("-rs")
     assert done.status == 0, done.output
@@ -65,6 +66,7 @@ ORDER = "test_l2_scheduler.py::test_requests_are_served_in_their_order"
 FORKS = "test_l2_scheduler.py::test_samples_and_forks_share_blocks"
 
 
+@pytest.mark.slow
 def test_a_failure_shows_the_rule_the_story_and_a_test_that_replays_it(run: Run) -> None:
     done = run("--engine", f"{FAULTY}:CountsSharedBlocksOnce", "-k", "forks_share", "--conformance-max-examples", "20")
     assert done.status == pytest.ExitCode.TESTS_FAILED
@@ -92,6 +94,7 @@ def test_what_an_adapter_raises_is_shown_and_blamed_on_no_rule(run: Run) -> None
     assert "    raise KeyError(request_id)" in done.output
 
 
+@pytest.mark.slow
 def test_a_capability_that_is_lacking_skips_its_chapter_by_name(run: Run) -> None:
     done = run("--engine", f"{FAULTY}:PreemptsInSecret", "-rs", "--conformance-level", "L3", "--collect-only")
     assert done.status == pytest.ExitCode.OK
@@ -100,6 +103,7 @@ def test_a_capability_that_is_lacking_skips_its_chapter_by_name(run: Run) -> Non
     assert set(done.outcomes().values()) == {"skipped"}
 
 
+@pytest.mark.slow
 def test_a_test_that_time_cuts_off_is_incomplete_and_no_pass(run: Run, tmp_path: Path) -> None:
     (tmp_path / "fail.txt").write_text(ORDER)
     options = ["--conformance-time-budget", "0.001", "--conformance-xfails", "fail.txt"]
@@ -112,6 +116,7 @@ def test_a_test_that_time_cuts_off_is_incomplete_and_no_pass(run: Run, tmp_path:
     assert "is incomplete: the time budget of 0.001 s is spent, after 0 stories" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "outcome", "status"),
     [("CountsSharedBlocksOnce", "xfailed", pytest.ExitCode.OK), ("Adapter", "failed", pytest.ExitCode.TESTS_FAILED)],
@@ -123,6 +128,7 @@ def test_an_expected_failure_must_fail(engine: str, outcome: str, status: int, r
     assert (done.outcomes(), done.status) == ({FORKS: outcome}, status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--conformance-skips", "--conformance-xfails"])
 def test_an_id_that_is_unknown_is_an_error(option: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text(f"{ORDER}\ntest_l2_scheduler.py::test_gone\n")
@@ -137,6 +143,7 @@ def test_a_test_that_is_to_be_skipped_is_not_run(run: Run, tmp_path: Path) -> No
     assert done.outcomes() == {ORDER: "skipped"}
 
 
+@pytest.mark.slow
 def test_the_ids_of_the_tests_are_those_that_were_published(run: Run) -> None:
     """Somebody's lists of skips and of expected failures name them: an id is added here, and never changed."""
     done = run("--conformance-max-examples", "1")
@@ -144,6 +151,7 @@ def test_the_ids_of_the_tests_are_those_that_were_published(run: Run) -> None:
     assert {test["outcome"] for test in done.tests.values()} == {"skipped"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pool", "chosen", "rule", "method", "words"),
     [

@@ -302,6 +302,7 @@ def sabotaged(old: str, new: str, folder: Path) -> ModuleType:
     return made
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_nothing_unknown_passes(serve: Callable[..., Attacked]) -> None:
     server = serve(attacked_server)
     for sabotage in SABOTAGES:
@@ -312,6 +313,7 @@ def test_a_server_that_takes_nothing_unknown_passes(serve: Callable[..., Attacke
         security.judge_bytes(server, what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda each: each.name)
 def test_a_weakness_is_found_by_its_name(
     sabotage: Sabotage, serve: Callable[..., Attacked], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -248,6 +248,7 @@ def test_a_server_without_log_probabilities_is_judged_by_its_text(serve, tmp_pat
         judge(server)
 
 
+@pytest.mark.slow
 def test_a_server_is_judged_from_the_command_line(serve, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "spec.conformance.plugin", "-p", "no:cacheprovider"]
     where = [ROOT / "spec/conformance/test_l5_served.py", "--rootdir", tmp_path, "-c", os.devnull]

@@ -16,6 +16,7 @@ def examples_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
+@pytest.mark.slow
 def test_the_toy_passes_and_is_skipped_where_it_declares_nothing(run: Run) -> None:
     done = run("--engine", "toy_adapter:ToyPool", "--conformance-level", "L0,L1", "--conformance-max-examples", "5")
     assert done.status == pytest.ExitCode.OK, done.output

@@ -50,6 +50,7 @@ def assert_same_bits(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tens
         assert torch.equal(each, other)
 
 
+@pytest.mark.slow
 @BOTH
 @TYPES
 @pytest.mark.parametrize("window", [None, 20])
@@ -83,6 +84,7 @@ def test_block_ids_do_not_matter(attend):
     assert_same_bits(attend(elsewhere), attend(batch))
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_layout_of_the_pool_does_not_matter(attend):
     recipe = replace(RECIPE, dtype=torch.bfloat16, num_kv_heads=2)
@@ -100,6 +102,7 @@ def test_padding_tiles_do_nothing():
     assert_same_bits(attend_triton(batch, num_padding_tiles=3), attend_triton(batch))
 
 
+@pytest.mark.slow
 @TYPES
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("split_tokens", [32, 96])
@@ -110,6 +113,7 @@ def test_k4_splits_of_their_own_are_as_splits_in_a_row(dtype, window, split_toke
     assert_same_bits(apart, attend_triton(batch, window=window, shapes=shapes, split=False))
 
 
+@pytest.mark.slow
 @TYPES
 @pytest.mark.parametrize("window", [None, 20])
 def test_chunks_of_one_shape_do_not_matter(dtype, window):

@@ -106,6 +106,7 @@ def test_the_cases_differ_and_fit_in_a_minute_of_memory_traffic():
     assert sum(case.work.bytes for case in bench.cases()) < 60e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", bench_case.correctness_cases(), ids=lambda case: case.name)
 def test_the_twin_passes_the_checks_that_come_first(case):
     assert bench_case.problems(case, CPU) == []

@@ -57,6 +57,7 @@ def test_a_packed_weight_holds_each_number_as_it_is() -> None:
         assert packed.tiles.nbytes == 2 * -(-columns // 48) * 48 * depth * 5 // 8
 
 
+@pytest.mark.slow
 @needs_four_bits
 def test_a_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import linear
@@ -74,6 +75,7 @@ def test_a_product_is_numpys_for_every_number_of_rows() -> None:
         assert (np.abs(added - exact - 2.0) <= bound + eps * (2.0 + np.abs(exact))).all()
 
 
+@pytest.mark.slow
 @needs_four_bits
 def test_a_gated_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import gated

@@ -114,6 +114,7 @@ def test_what_is_written_is_within_half_a_step_and_what_fits_is_exact(dtype):
     assert torch.equal(dequantized(again, same), found[good].to(dtype).float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_writes_the_bytes_and_scales_of_the_twin(dtype):
     numbers = rows(dtype)
@@ -136,6 +137,7 @@ def test_a_write_leaves_other_cells_and_scales_and_padding_leaves_all(write):
         assert torch.equal(changed, written)
 
 
+@pytest.mark.slow
 @WRITES
 @pytest.mark.parametrize("chunks", [(1,) * 7, (3, 4), (2, 1, 4)])
 def test_how_a_prompt_is_cut_into_steps_does_not_matter(write, chunks):
@@ -225,12 +227,14 @@ def check_fp8(attend, recipe: Recipe, **how) -> None:
     assert max_error(lse, exact.lse) <= lse_bound(exact, own)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("recipe", RECIPES, ids=["float32", "bfloat16", "float16"])
 def test_k8_attention_is_dense_attention_over_what_the_cache_holds(attend, recipe):
     check_fp8(attend, recipe)
 
 
+@pytest.mark.slow
 def test_k8_a_capped_score_is_of_the_scaled_key():
     check_fp8(triton_paged_attention, replace(RECIPES[0], magnitude=1.0), logit_cap=2.0)
 

@@ -34,6 +34,7 @@ except kernels.BadArgument as error:
 """
 
 
+@pytest.mark.slow
 def test_the_cpu_needs_no_triton_and_a_kernel_needs_a_gpu_or_the_interpreter():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", WITHOUT_THE_INTERPRETER]

@@ -44,6 +44,7 @@ SPILL = re.compile(r"%[xyz]mm\d+, -?\d*\(%rsp\)|-?\d*\(%rsp\), %[xyz]mm\d+")
 """A vector register that goes to the stack or comes from there."""
 
 
+@pytest.mark.slow
 def test_avx_512_multiplies_pairs_of_bf16_and_keeps_a_tile_in_its_registers(tmp_path: Path) -> None:
     name, why, assembly = written("znver4", AVX512, tmp_path)
     assert name == "AVX-512 for bf16"
@@ -53,6 +54,7 @@ def test_avx_512_multiplies_pairs_of_bf16_and_keeps_a_tile_in_its_registers(tmp_
     assert not SPILL.search(assembly)
 
 
+@pytest.mark.slow
 def test_avx2_widens_bf16_and_uses_nothing_that_it_lacks(tmp_path: Path) -> None:
     name, _, assembly = written("haswell", AVX2, tmp_path)
     assert name == "AVX2 with FMA"

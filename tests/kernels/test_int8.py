@@ -69,6 +69,7 @@ def test_a_group_of_zeros_is_zeros_and_one_with_a_number_that_is_not_finite_has_
     assert found[0].isfinite().all()
 
 
+@pytest.mark.slow
 @needs_int8
 def test_a_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import linear

@@ -27,6 +27,7 @@ def test_the_examples_in_the_documentation_hold():
     assert doctest.testmod(roofline).failed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("split", [True, False])
 def test_attention_touches_what_the_floor_counts_and_asks_for_what_the_traffic_counts(recipe, split):

@@ -121,6 +121,7 @@ def test_nan_in_a_row_stays_in_that_row() -> None:
 CHECKS = [(f"{what}-{name}", check) for what, all_of_it in JUDGED.items() for name, check in all_of_it.items()]
 
 
+@pytest.mark.slow
 @needs_vectors
 @pytest.mark.parametrize("check", [check for _, check in CHECKS], ids=[name for name, _ in CHECKS])
 def test_attention_is_judged_like_every_kernel(check: Check) -> None:

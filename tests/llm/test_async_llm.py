@@ -156,6 +156,7 @@ def test_two_event_loops_share_an_engine(llm: LLM) -> None:
 # --- going away -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["closed", "cancelled", "aborted"])
 def test_who_goes_away_is_gone_before_the_next_step(llm: LLM, how: str) -> None:
     gate = Gate(llm)

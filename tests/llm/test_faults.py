@@ -47,6 +47,7 @@ def tokens(answers: Sequence[RequestOutput]) -> list[list[int]]:
     return [answer.outputs[0].token_ids for answer in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 8, 20], ids=["at the start", "in a later part of its prompt", "while it answers"])
 @pytest.mark.parametrize(
     "extra", [{}, {"preemption_mode": "swap", "num_gpu_blocks_override": 120}], ids=["", "swapping"]

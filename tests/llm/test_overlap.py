@@ -49,6 +49,7 @@ class Flights:
         return self._run(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [

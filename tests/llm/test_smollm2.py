@@ -35,6 +35,7 @@ def test_the_capital_of_france_is_paris(smollm2_llm: LLM) -> None:
     assert answer.prompt == CASES[0]["rendered"]
 
 
+@pytest.mark.slow
 def test_four_samples_store_their_prompt_once(smollm2: Checkpoint) -> None:
     llm = LLM(smollm2, num_gpu_blocks_override=24)
     [answer] = llm.chat(QUESTION, SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=4))
@@ -44,6 +45,7 @@ def test_four_samples_store_their_prompt_once(smollm2: Checkpoint) -> None:
     assert (stats.blocks_prompt_shared, stats.blocks_copied) == (3, 3)
 
 
+@pytest.mark.slow
 def test_streaming_ends_in_the_text_that_comes_at_once(smollm2_llm: LLM) -> None:
     smollm2_llm.add_request("a", smollm2_llm.chat_prompt(QUESTION), GREEDY)
     texts = []
@@ -53,12 +55,14 @@ def test_streaming_ends_in_the_text_that_comes_at_once(smollm2_llm: LLM) -> None
     assert texts[-1] == "The capital of France is Paris."
 
 
+@pytest.mark.slow
 def test_a_stop_string_that_spans_tokens_is_never_shown(smollm2_llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12, stop=["France is Par"])
     [output] = smollm2_llm.chat(QUESTION, params)[0].outputs
     assert (output.text, output.stop_reason) == ("The capital of ", "France is Par")
 
 
+@pytest.mark.slow
 def test_preemption_changes_no_text(smollm2: Checkpoint, smollm2_llm: LLM) -> None:
     prompts = [case["prompt_token_ids"] for case in CASES[7:10]]  # 9, 13 and 17 tokens
     params = SamplingParams(temperature=0.0, max_tokens=7)

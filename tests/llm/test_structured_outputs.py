@@ -32,6 +32,7 @@ def asking(structure: StructuredOutputsParams, **params: object) -> SamplingPara
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "pattern"),
     [
@@ -61,6 +62,7 @@ def test_an_answer_follows_its_schema_and_the_likeliest_token_is_one_that_may_co
     assert any(entry[token].rank > 1 for token, entry in zip(output.token_ids, output.logprobs, strict=True))
 
 
+@pytest.mark.slow
 def test_neither_preemption_nor_the_cache_nor_neighbours_change_an_answer(tiny: Checkpoint) -> None:
     params = [asking(StructuredOutputsParams(regex="[ab]{20}c*d"), seed=seed, max_tokens=30) for seed in range(4)]
     params.append(SamplingParams(temperature=1.0, seed=9, max_tokens=30, ignore_eos=True))
@@ -117,6 +119,7 @@ def test_depth_is_counted_without_depth() -> None:
         StructuredOutputsParams(json=schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "words"),
     [
@@ -210,6 +213,7 @@ def test_the_reference_engine_says_that_it_has_no_grammars(tiny: Checkpoint) -> 
         llm.add_request("one", "hello", asking(StructuredOutputsParams(json_object=True)))
 
 
+@pytest.mark.slow
 def test_grammars_are_kept_as_far_as_there_is_room(tiny: Checkpoint) -> None:
     grammars = Grammars(tiny)
     one = grammars.grammar(StructuredOutputsParams(regex="a{1}"))

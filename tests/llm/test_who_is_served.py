@@ -10,6 +10,7 @@ from spec.engine import InvalidRequest
 from tests.llm.test_llm import GREEDY, PROMPTS, tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["optimistic", "prompt", "no_evict"])
 def test_whoever_is_admitted_says_the_same(tiny: Checkpoint, llm: LLM, rule: str) -> None:
     tight = LLM(tiny, block_size=4, num_gpu_blocks_override=14, admission_rule=rule, watermark_blocks=1)

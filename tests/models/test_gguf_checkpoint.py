@@ -116,6 +116,7 @@ def in_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
 # --- round trips ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUANTS, ids=lambda kind: kind.name)
 def test_quantized_tensors_come_out_as_their_format_says(kind: Kind, tmp_path: Path, own_home: Path) -> None:
     draw = np.random.default_rng(7)
@@ -360,6 +361,7 @@ def test_a_file_cut_off_anywhere_is_refused(tiny: bytes, tmp_path: Path, own_hom
             read_everything(path)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_changed_bytes_is_read_or_refused(tiny: bytes, tmp_path: Path, data: st.DataObject) -> None:

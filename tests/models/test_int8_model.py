@@ -24,6 +24,7 @@ WIDE = {"hidden_size": 96, "intermediate_size": 150}
 """More than one group in a row, and a part of one."""
 
 
+@pytest.mark.slow
 @needs_int8
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_rounded_weights_within_the_bound_of_bfloat16(name: str) -> None:
@@ -42,6 +43,7 @@ def test_logits_are_those_of_the_rounded_weights_within_the_bound_of_bfloat16(na
         assert np.abs(found.numpy() - expected).max() <= bound
 
 
+@pytest.mark.slow
 @needs_int8
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_has_the_same_bits_alone_in_a_batch_and_in_chunks(name: str) -> None:

@@ -208,6 +208,7 @@ def chunks_of(token_ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [token_ids[begin:end] for begin, end in pairwise(edges)]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=max(10, settings.default.max_examples // 4)
 )  # each is a hundred times the work of another test's
@@ -260,6 +261,7 @@ def test_nothing_to_sample_gives_no_logits() -> None:
     assert model.logits(torch.zeros(0, CONFIG.hidden_size)).shape == (0, CONFIG.vocab_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_that_transformers_computes(tmp_path: Path, family: str) -> None:
     recorded, token_ids = TINY_LOGITS["models"][family], TINY_LOGITS["token_ids"]
@@ -311,6 +313,7 @@ def greedy(model: LlamaModel, prompt: list[int], num_tokens: int) -> tuple[list[
     return token_ids, margins
 
 
+@pytest.mark.slow
 def test_smollm2_knows_the_capital_of_france(smollm2: Checkpoint, smollm2_model: LlamaModel) -> None:
     assert smollm2.tokenizer is not None and smollm2.chat_template is not None
     text = render([{"role": "user", "content": "What is the capital of France?"}], smollm2.chat_template)

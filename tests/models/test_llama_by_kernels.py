@@ -50,6 +50,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_draws, "draw_tokens", kernels.triton_draw_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("by_triton")
 def test_logits_by_the_kernels_are_those_of_dense_attention(kind: str) -> None:
@@ -81,6 +82,7 @@ HOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw_tokens", [kernels.cpu_draw_tokens, kernels.triton_draw_tokens], ids=["twin", "triton"])
 def test_a_kernel_draws_the_tokens_of_the_definition(monkeypatch: pytest.MonkeyPatch, draw_tokens: Any) -> None:
     monkeypatch.setattr(kernel_draws, "draw_tokens", draw_tokens)
@@ -173,6 +175,7 @@ LAYER = [*ATTENTION, "linear", "silu_mul_kernel", "linear", "rms_norm_kernel"]
 AFTER = ["index", "linear", "to", "draw_tokens_kernel"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_decode_step_is_nine_launches_a_layer_and_ten_more(launches: Launches, kind: str) -> None:
     """docs/compiled-kernels.md says so."""

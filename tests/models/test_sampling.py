@@ -118,6 +118,7 @@ def test_neighbours_do_not_matter(rows: list[list[float]], data: st.DataObject) 
     assert shuffled == [together[i] for i in order]
 
 
+@pytest.mark.slow
 def test_tokens_come_as_often_as_they_are_likely() -> None:
     logits = array([0.0, 1.0, 2.0, -math.inf, 0.5])
     params, total = SamplingParams(temperature=0.8), 20_000

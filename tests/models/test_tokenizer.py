@@ -34,6 +34,7 @@ def tiny(pre_type: str = "smollm", **options: object) -> Tokenizer:
 # --- byte-level BPE ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre_type", [name for name in PRE_TYPES if name != "qwen2"])  # which composes characters
 @given(text=st.text())
 def test_text_survives_a_round_trip(pre_type: str, text: str) -> None:

@@ -88,6 +88,7 @@ def test_logits_are_within_the_bound_of_bfloat16(name: str) -> None:
         assert np.abs(found.numpy() - expected).max() <= bound
 
 
+@pytest.mark.slow
 @needs_vectors
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_has_the_same_bits_alone_in_a_batch_and_in_chunks(name: str) -> None:
@@ -154,6 +155,7 @@ def model() -> Iterator[Any]:
     yield vector_model(CONFIG)
 
 
+@pytest.mark.slow
 @needs_vectors
 @pytest.mark.parametrize(
     "config",

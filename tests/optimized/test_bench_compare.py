@@ -77,6 +77,7 @@ input()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_what_the_children_of_a_peer_use_is_the_peers_while_they_live_and_after() -> None:
     with subprocess.Popen(

@@ -68,6 +68,7 @@ def test_all_requests_of_a_group_run_at_once_in_the_end(shape: tuple[int, int]) 
     assert sizes.count((shape[0], shape[0])) >= GROUP_STEPS // 2
 
 
+@pytest.mark.slow
 def test_both_are_there_for_each_way_of_coming() -> None:
     tasks = [Task([1, 2, 3], 4), Task([4], 2), Task([5, 6], 3)]
     facts = bench_predicted(random_checkpoint(MODEL, 0), "auto", tasks, load=0.7, rounds=1)

@@ -126,6 +126,7 @@ def test_pages_hold_the_most_and_the_longest_reservations_the_fewest(memory: int
     assert paged >= pow2 >= contiguous
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 56)), min_size=1, max_size=20),
     memory=st.integers(256, 1000),

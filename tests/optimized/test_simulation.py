@@ -149,6 +149,7 @@ def test_cards_that_share_a_model_compute_faster_and_pay_for_their_sums() -> Non
 # --- folded steps -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(
         st.tuples(st.floats(0.0, 0.02), st.integers(1, 20), st.integers(1, 40), st.integers(0, 20)),
@@ -281,6 +282,7 @@ def test_the_workshop_s_shares_come_out_of_the_engine() -> None:
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_largest_rate_keeps_what_was_promised() -> None:
     here = replace(PLATE, max_num_seqs=8)
     load = PoissonTraffic(50.0, 0.1, Lengths("fixed", 10), Lengths("exponential", 8), 64)

@@ -56,6 +56,7 @@ def generate(
     return said, core
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -82,6 +83,7 @@ def short_sighted() -> Checkpoint:
     return random_checkpoint(replace(MODEL, sliding_window=6), seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -31,6 +31,7 @@ def lens(*operations: str, max_flights: int = 0, max_tokens: int = 4, **limits: 
     )
 
 
+@pytest.mark.slow
 def test_steps_of_the_swap_scope_are_proved_transitions() -> None:
     found, taken = follow(lens("publish", "swap_out", "swap_in", num_host_blocks=2, prefix_cache=True))
     assert found.broken == ()
@@ -48,6 +49,7 @@ def test_steps_of_the_swap_scope_are_proved_transitions() -> None:
     }
 
 
+@pytest.mark.slow
 def test_steps_of_the_flight_scope_are_proved_transitions() -> None:
     found, taken = follow(lens("submit", "complete", max_flights=2))
     assert found.broken == ()
@@ -68,6 +70,7 @@ def test_steps_of_the_cache_scope_are_proved_transitions() -> None:
     assert taken.keys() >= {"publish", "reset", "rollback", "hit", "copy"}
 
 
+@pytest.mark.slow
 def test_every_transition_but_those_of_late_writes_is_taken_somewhere() -> None:
     seen: Counter[str] = Counter()
     for scope in (

@@ -33,6 +33,7 @@ def test_a_mutation_that_matches_nothing_is_an_error() -> None:
         mutated(Mutation("none", "fork", "content", "no such text", ""))
 
 
+@pytest.mark.slow
 def test_an_instance_reads_like_a_counterexample() -> None:
     by_name = {mutation.name: mutation for mutation in MUTATIONS}
     trial = attempt(by_name["fork_does_not_count"])

@@ -27,41 +27,49 @@ def report() -> Report:
     return prove()
 
 
+@pytest.mark.slow
 def test_every_obligation_is_proved(report: Report) -> None:
     assert report.unproved == (), report.summary()
 
 
+@pytest.mark.slow
 def test_every_guard_has_a_witness(report: Report) -> None:
     assert report.vacuous == ()
     assert report.witnesses.keys() == TRANSITIONS.keys()
 
 
+@pytest.mark.slow
 def test_each_of_the_five_scheduler_properties_is_needed(report: Report) -> None:
     assert set(report.needed.values()) == {Verdict.REFUTED}
     assert list(report.needed) == ["P1", "P2", "P3", "P4", "P5"]
 
 
+@pytest.mark.slow
 def test_the_report_holds_and_says_so(report: Report) -> None:
     assert report.holds
     assert report.as_json()["holds"] is True
     assert f"{len(report.results)} of {len(report.results)} obligations proved" in report.summary()
 
 
+@pytest.mark.slow
 def test_there_is_an_obligation_for_every_transition_and_clause(report: Report) -> None:
     places = {(result.transition, result.clause) for result in report.results}
     assert places >= {(t, c) for t in TRANSITIONS for c in (*CLAUSES, *STEP_CLAUSES)} | {("", c) for c in CLAUSES}
 
 
+@pytest.mark.slow
 def test_the_proofs_leave_half_of_their_resources_unused(report: Report) -> None:
     slowest = max(report.results, key=lambda result: result.rlimit)
     assert slowest.rlimit < Z3_RLIMIT / 2, slowest.name
 
 
+@pytest.mark.slow
 def test_the_names_of_obligations_are_distinct(report: Report) -> None:
     names = [result.name for result in report.results]
     assert len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_the_matrix_is_full(report: Report) -> None:
     shown = matrix(report.results)
     empty = {place for place, proved in shown.cells.items() if not proved}
@@ -114,6 +122,7 @@ def test_the_ledger_names_existing_rules() -> None:
     assert named <= RULES.keys()
 
 
+@pytest.mark.slow
 def test_the_ledger_names_existing_laws_and_transitions(report: Report) -> None:
     assert RULE_OF_LAW.keys() <= {result.clause for result in report.results}
     assert RULE_OF_GUARD.keys() <= TRANSITIONS.keys()

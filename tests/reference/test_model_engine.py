@@ -50,6 +50,7 @@ def dense_tokens(prompt: tuple[Token, ...], count: int, sampling: Sampling, sequ
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_paged_equals_dense_on_every_schedule(schedule: str, sampling: Sampling) -> None:

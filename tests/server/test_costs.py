@@ -90,6 +90,7 @@ def test_the_arguments_of_a_tool_are_as_deep_as_a_schema_may_be(server: RunningS
         assert error["message"].endswith(f"({limit})")
 
 
+@pytest.mark.slow
 def test_what_costs_as_much_as_it_may_is_answered(server: RunningServer) -> None:
     for body in (
         {"stop_token_ids": [1, 2]},

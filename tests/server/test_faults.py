@@ -57,6 +57,7 @@ class Turnstile:
             assert waited_for(lambda before=before: self.num_waiting > before)  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("phase", ["waiting", "prompt", "answer"])
 def test_who_goes_away_in_any_phase_has_given_back_its_blocks_one_step_later(
@@ -196,6 +197,7 @@ def test_an_engine_that_dies_is_made_anew_and_its_clients_are_told(tiny: Checkpo
         server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["step", "prompt_of"])
 def test_health_is_about_progress(tiny: Checkpoint, part: str) -> None:
     """Whoever is in the way: the engine in a step, or who reads the prompts."""
@@ -222,6 +224,7 @@ def test_health_is_about_progress(tiny: Checkpoint, part: str) -> None:
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_its_time_is_no_lack_of_progress(tiny: Checkpoint) -> None:
     server = running(tiny, Limits(stall_seconds=1))
     gate, make = threading.Event(), server.engine.llm.grammar_of

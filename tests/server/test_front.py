@@ -97,6 +97,7 @@ def test_the_choices_of_a_front_are_flags_of_their_names() -> None:
         assert found[each.name.replace("_", "-")] == str(each.default), each.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -107,6 +107,7 @@ def said(server: RunningServer, *parts: bytes) -> bytes:
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
 
 
+@pytest.mark.slow
 def test_who_takes_too_long_to_ask_is_told_so(hasty: RunningServer) -> None:
     late = said(hasty, b"GET /health HTTP/1.1\r\nhost:")
     assert late.startswith(b"HTTP/1.1 408 ")
@@ -117,6 +118,7 @@ def test_who_takes_too_long_to_ask_is_told_so(hasty: RunningServer) -> None:
     assert said(hasty) == b""  # who says nothing at all is only hung up on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", [b"{", b"{" + b" " * 8], ids=["a byte of the body", "the whole body"])
 def test_an_answered_request_whose_body_still_comes_does_not_keep_its_connection(
     hasty: RunningServer, rest: bytes
@@ -369,6 +371,7 @@ def test_a_limit_is_a_whole_number() -> None:
     assert Limits(shutdown_timeout=0).shutdown_timeout == 0
 
 
+@pytest.mark.slow
 def test_an_answer_has_its_time(tiny: Checkpoint) -> None:
     server = running(tiny, Limits(max_request_seconds=1))
     gate = held(server)

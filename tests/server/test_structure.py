@@ -44,6 +44,7 @@ def ask(server: RunningServer, **body: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "pattern"),
     [
@@ -77,6 +78,7 @@ def test_a_json_object_is_one(server: RunningServer) -> None:
     assert json.loads(ask(server, **asked)["choices"][0]["message"]["content"]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "lamp"}}, "required"])
 def test_a_tool_is_called_whole_and_streamed(server: RunningServer, choice: object) -> None:
     asked: dict[str, object] = {"tools": [LAMP, STOP], "tool_choice": choice, "n": 6, "temperature": 9.0, "seed": 6}
@@ -173,6 +175,7 @@ def test_tools_that_are_not_to_be_called_are_text(server: RunningServer) -> None
     assert choice["message"]["content"] is not None and choice["message"]["tool_calls"] is None
 
 
+@pytest.mark.slow
 def test_openai_python_parses_answers_and_calls(server: RunningServer) -> None:
     class Lamp(pydantic.BaseModel):
         on: bool

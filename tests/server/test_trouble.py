@@ -208,6 +208,7 @@ def test_a_dead_engine_is_seen(tiny: Checkpoint) -> None:
         server.stop()
 
 
+@pytest.mark.slow
 def test_the_schema_says_what_is_answered(server: RunningServer) -> None:
     schema = server.ask("GET", "/openapi.json").json
     for path, operations in schema["paths"].items():

@@ -44,6 +44,7 @@ def counts(found: Exploration) -> tuple[int, int, int, int]:
 # A number that changes says that the meaning has changed. Change it here only if that was wanted.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     {
@@ -293,6 +294,7 @@ def proved(scope: Scope) -> tuple[int, Counter[str]]:
     return found.num_events, taken
 
 
+@pytest.mark.slow
 def test_every_edge_of_a_small_lens_is_proved() -> None:
     num_events, taken = proved(replace(SMALL["fork"], num_token_values=1))
     assert (num_events, taken.total()) == (925, 953)
@@ -306,6 +308,7 @@ def run(*options: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_counts_of_a_lens() -> None:
     status, text = run("--lens", "fork")
     assert status == 0
@@ -313,6 +316,7 @@ def test_the_command_prints_the_counts_of_a_lens() -> None:
     assert "rules holds" in text
 
 
+@pytest.mark.slow
 def test_the_command_sums_up_in_json() -> None:
     status, text = run("--lens", "fork", "--json")
     facts = json.loads(text)
@@ -329,6 +333,7 @@ def test_the_command_shows_the_way_to_a_situation() -> None:
     assert " 0 x3" in text
 
 
+@pytest.mark.slow
 def test_the_command_says_that_there_is_no_such_state() -> None:
     status, text = run("--lens", "fork", "--reach", "ref_count>=4")
     assert (status, text) == (0, "ref_count>=4: no, in none of 872 states of fork\n")

@@ -86,6 +86,7 @@ def has_every_clause(state: State) -> bool:
 # What is proved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule for rule in SPOKEN_OF if rule.id not in OPEN], ids=lambda rule: rule.id)
 def test_what_breaks_a_proved_rule_breaks_a_clause(rule: Rule) -> None:
     breaking = [state for state in FAULTY if says_no(rule, (state,))]
@@ -147,6 +148,7 @@ def test_every_step_of_a_load_keeps_every_rule() -> None:
             assert not broken_rules(before, event, after)
 
 
+@pytest.mark.slow
 def test_a_rule_about_what_never_happens_is_not_called_explored() -> None:
     """In a pool nobody waits, and no engine is observed; under the loads nobody is refused or gives up."""
     through_pools = explored_rules({lens.name: walk_in(lens.small) for lens in LENSES.values()})

@@ -60,6 +60,7 @@ def test_it_is_the_admission_that_keeps_the_promise() -> None:
     assert not no_evict_means_no_eviction(greedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", AdmissionRule)
 @pytest.mark.parametrize("name", LOADS)
 def test_who_is_admitted_is_served_and_nobody_is_preempted_behind_it(name: str, rule: AdmissionRule) -> None:

@@ -58,6 +58,7 @@ REQUEST: Edges = {
 }
 
 
+@pytest.mark.slow
 def test_a_block_moves_as_ever() -> None:
     assert life_of_a_block() == BLOCK
 
@@ -68,6 +69,7 @@ def test_in_the_lenses_a_block_moves_in_no_other_way() -> None:
     assert life_of_a_block(lens.small for lens in LENSES.values()) == BLOCK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [reference.make_engine, optimized.make_engine], ids=["reference", "optimized"])
 def test_a_request_moves_as_ever(make: EngineFactory) -> None:
     assert life_of_a_request(REQUEST_LOADS, make) == REQUEST

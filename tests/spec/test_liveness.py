@@ -18,6 +18,7 @@ ENGINES: dict[str, EngineFactory] = {"reference": reference.make_engine, "optimi
 SMALL = {name: replace(load, max_requests=3) for name, load in LOADS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"), {"fcfs": (459, 833, 10), "recovery": (514, 930, 11), "priority": (253, 412, 17)}.items()
 )
@@ -108,6 +109,7 @@ def lasso_of(mutant: Mutant, load: Load, folder: Path) -> tuple[Lasso | None, st
         return lasso, tell(load, package.make_engine, lasso) if lasso is not None else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STARVING)
 def test_a_wrong_policy_has_a_lasso(name: str, tmp_path: Path) -> None:
     lasso, story = lasso_of(STARVING[name], SMALL["fcfs"], tmp_path)
@@ -119,6 +121,7 @@ def test_a_wrong_policy_has_a_lasso(name: str, tmp_path: Path) -> None:
     assert f"{hero} has ended" not in story
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_policy_that_only_costs_time_has_none(name: str, tmp_path: Path) -> None:
     assert lasso_of(HARMLESS[name], SMALL["fcfs"], tmp_path) == (None, "")

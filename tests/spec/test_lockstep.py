@@ -42,7 +42,9 @@ def sentence_of(found: Lockstep) -> str:
     return "" if found.fault is None else f"{found.fault.move}: {found.fault.sentence}"
 
 
-@pytest.mark.parametrize("lens", SMALL)
+@pytest.mark.parametrize(
+    "lens", [pytest.param(lens, marks=[pytest.mark.slow] if lens == "flight" else []) for lens in SMALL]
+)
 @pytest.mark.parametrize("engine", POOLS)
 def test_a_pool_does_what_the_specification_does(engine: str, lens: str) -> None:
     if not can_be_driven(POOLS[engine], SMALL[lens]):

@@ -20,6 +20,7 @@ def test_the_model_is_an_engine() -> None:
     assert isinstance(make_engine(Config(num_blocks=1)), Engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_engine, make_engine_at_schedule, make_engine_ahead])
 def test_the_model_keeps_every_rule_whatever_its_caller_does(make: Callable[[Config], ModelEngine]) -> None:
     """Also a check of the rules: one that the plainest engine breaks asks for too much."""
@@ -43,6 +44,7 @@ def test_what_was_published_for_a_victim_is_worked_out() -> None:
     assert named not in engine.state.cached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [88, 152, 164, *range(9)])
 def test_a_narrow_pool_with_names_for_what_is_not_written_is_judged_by_its_reports(seed: int) -> None:
     """Where a block is published before it is written, the judge works out when: these runs it once found guilty."""

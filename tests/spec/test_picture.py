@@ -200,6 +200,7 @@ def test_every_small_state_can_be_drawn(state: State) -> None:
     assert text(picture)
 
 
+@pytest.mark.slow
 @given(states())
 def test_nonsense_can_be_drawn(state: State) -> None:
     picture = memory_map(state, "nonsense")

@@ -50,6 +50,7 @@ def error_of(text: str | bytes) -> TraceError:
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
 @given(data=st.data())
 def test_every_event_comes_back_exactly(kind: type, data: st.DataObject) -> None:
@@ -58,6 +59,7 @@ def test_every_event_comes_back_exactly(kind: type, data: st.DataObject) -> None
     assert back == (event,) and type(back[0]) is kind
 
 
+@pytest.mark.slow
 @given(configs, st.lists(events, max_size=6), st.text())
 def test_every_log_comes_back_exactly(config: Config, some: list[Event], engine: str) -> None:
     trace = Trace(config, tuple(some), engine)
