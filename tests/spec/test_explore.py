@@ -44,7 +44,6 @@ def counts(found: Exploration) -> tuple[int, int, int, int]:
 # A number that changes says that the meaning has changed. Change it here only if that was wanted.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     {

@@ -44,7 +44,6 @@ def test_what_was_published_for_a_victim_is_worked_out() -> None:
     assert named not in engine.state.cached
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [88, 152, 164, *range(9)])
 def test_a_narrow_pool_with_names_for_what_is_not_written_is_judged_by_its_reports(seed: int) -> None:
     """Where a block is published before it is written, the judge works out when: these runs it once found guilty."""
