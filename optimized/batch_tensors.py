@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
-from operator import is_not
+from operator import is_not, ne
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,17 +127,17 @@ class BatchTensors:
         )
 
     def _moved(self, held: _Held, seq_ids: tuple[SeqId, ...]) -> _Held:
-        """Every sequence that was there comes to its new row; what a new one finds in its own will not be what it needs."""
-        common = min(len(seq_ids), len(held.seq_ids))
-        if seq_ids[:common] == held.seq_ids[:common]:
+        """Every sequence after the first change comes to its new row; what a new one finds in its own is not what it needs."""
+        first = next(compress(range(len(seq_ids)), map(ne, seq_ids, held.seq_ids)), None)
+        if first is None:
             return held
-        row_of = dict(zip(held.seq_ids, range(len(held.seq_ids)), strict=True))
-        sources = list(map(row_of.get, seq_ids, repeat(0)))
+        row_of = dict(zip(held.seq_ids[first:], range(first, len(held.seq_ids)), strict=True))
+        sources = list(map(row_of.get, seq_ids[first:], repeat(first)))
         rows, width = np.array(sources), self._width(len(held.seq_ids))
         for array in (self._positions, self._slots, self._seq_lens, self._tables[:, :width]):
-            array[: len(rows)] = array.take(rows, axis=0)
+            array[first : len(seq_ids)] = array[rows]
         seq_lens, tables = map(held.seq_lens.__getitem__, sources), map(held.tables.__getitem__, sources)
-        return _Held(seq_ids, tuple(seq_lens), tuple(tables))
+        return _Held(seq_ids, (*held.seq_lens[:first], *seq_lens), (*held.tables[:first], *tables))
 
     def _count_on(self, plan: Plan, held: _Held, num_ones: int) -> None:
         """The next position of each of the first sequences; its slot is the next one, where its table is what it was."""
