@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from optimized.caches import CACHES, ONCE
 from optimized.checkpoint import Checkpoint
 from optimized.grammar import GrammarLimits
+from optimized.model_core import TorchCore
 from optimized.server.limits import Limits
 from optimized.structured_outputs import StructuredOutputsParams
 from tests.server.conftest import RunningServer, running, waited_for
@@ -24,7 +25,7 @@ CONTAINERS = (dict, list, set, deque, WeakValueDictionary)
 LEAVES = (type, ModuleType, FunctionType, BuiltinFunctionType, str, bytes, int, float)
 WALKED = {*PACKAGES, "collections", "builtins", "weakref", "prometheus_client"}
 """Whose objects are looked into."""
-ENOUGH = 40
+ENOUGH = 24
 """Requests after which every cache of a small server is full."""
 
 
@@ -104,6 +105,10 @@ def test_nothing_grows_with_what_callers_ask(tiny: Checkpoint) -> None:
         for cache in CACHES:
             assert 0 <= cache.size(llm) <= cache.most(llm), cache.name
         assert llm.stats().num_cached_blocks > llm.config.num_blocks // 2
+        core = llm._core
+        assert isinstance(core, TorchCore)
+        deepest = (server.engine._engine._names, core.core.scheduler.requests, core.device.sampling)
+        assert set(map(id, deepest)) <= reachable(server.app, server.service, server.engine).keys()
         vars(server.service)["forgotten"] = {"by": set(range(ENOUGH))}  # whatever somebody adds one day is found
         assert sum(reachable(server.app, server.service, server.engine).values()) >= sizes[2] + ENOUGH
     finally:
