@@ -80,7 +80,7 @@ def connection_class(limits: Limits, readers: Readers) -> type[H11Protocol]:
             if unread and before - unread >= LEAST_READ:
                 self._expect_reader()
             else:
-                readers.num_given_up += 1
+                readers.num_given_up += unread > 0
                 self.transport.abort()
 
         def _expect_head(self) -> None:
