@@ -13,7 +13,7 @@ import pytest
 
 from optimized.checkpoint import Checkpoint
 from optimized.server.guard import OPEN_PATHS
-from optimized.server.limits import Limits
+from optimized.server.limits import MOST, Limits
 from optimized.server.serve import Address
 from spec.vocabulary import InvalidConfig
 from tests.server.conftest import RunningServer, running, slowed, waited_for
@@ -227,7 +227,8 @@ def test_the_page_names_every_code_and_every_limit() -> None:
     assert len(codes) > 15
     assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
     for each in fields(Limits):
-        assert (
-            f"| `--{each.name.replace('_', '-')}` | {each.default} | {each.metadata['help'].removesuffix('.')} |"
-            in page
+        most = each.metadata["most"]
+        text = f"{each.metadata['help'].removesuffix('.')}{'' if most == MOST else f'. At most {most}'}"
+        assert f"| `--{each.name.replace('_', '-')}` | {each.default} | {text} |" in page.replace(
+            "`--trace` that", "--trace that"
         ), each.name
