@@ -163,7 +163,7 @@ def blocks_for_step(s: State, hits_that_stay: Callable[[State, SeqId], int] = he
     needed, writers = 0, list[SeqId]()
     for i in (i for request_id in s.running for i in seqs_of(s, request_id)):
         seq = s.seqs[i]
-        hits = longest_hit(s, i) if s.config.prefix_cache and room(seq) == 0 and not s.block_tables.get(i) else 0
+        hits = longest_hit(s, i) if s.config.prefix_cache and room(seq) == 0 else 0
         start = max(room(seq), hits * s.config.block_size)
         count = min(num_tokens_ahead(s, i) - start, budget, share_left(s, flight, i))
         if count > 0:

@@ -195,3 +195,9 @@ def test_sample_2_the_drawn_token_is_appended() -> None:
     allows("SAMPLE-2", ALONE, Sample(0, (5,), 7), Append(0, (7,)))
     allows("SAMPLE-2", ALONE, Append(0, (8,)))
     bites("SAMPLE-2")
+
+
+def test_a_token_that_is_appended_is_owed_no_more() -> None:
+    two = replace(follow(EMPTY, *stored(0, (5,), (0,)), *stored(1, (6,), (1,))), drawn={0: 8, 1: 9})
+    assert follow(two, Append(0, (8,))).drawn == {1: 9}
+    assert follow(replace(two, drawn=None), Append(0, (8,))).drawn is None

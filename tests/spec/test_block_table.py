@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec.block_table import first_kept, holds_its_tokens, slot, slot_mapping, slots_of
+from spec.block_table import first_kept, holds_its_tokens, owes, slot, slot_mapping, slots_of
 from spec.broken import ALONE, COMPUTED, EMPTY, EMPTY_PAIRS, EQUALS, FORKED, NEW, SCHEDULED, STEP_1, follow, stored
 from spec.vocabulary import (
     Allocate,
@@ -50,6 +50,12 @@ def test_a_windows_dropped_blocks_are_not_in_the_table() -> None:
 def test_only_the_kept_positions_must_be_stored() -> None:
     assert holds_its_tokens(replace(follow(IN_WINDOW, Slide(0, 1)), cells={1: (5, 6)}), 0)
     assert not holds_its_tokens(replace(IN_WINDOW, cells={1: (5, 6)}), 0)
+
+
+def test_a_slot_is_owed_what_is_scheduled_for_it_and_not_the_next_token() -> None:
+    scheduled = follow(EMPTY_PAIRS, Start(0, (5, 6)), Allocate(0, 1, (0,)))
+    assert owes(scheduled, 0, 0, (5,))
+    assert not owes(scheduled, 0, 1, (5, 6))
 
 
 def test_tokens_written_outside_a_step_are_in_no_step() -> None:

@@ -195,6 +195,38 @@ def test_preempt_5_what_is_cached_behind_a_free_block_may_be_lost() -> None:
     assert sure_hits(known, 0) == 3
 
 
+def test_preempt_5_only_a_step_that_is_being_scheduled_takes_blocks() -> None:
+    assert blocks_for_step(FULL) == 2
+    assert blocks_for_step(replace(FULL, flights={})) == 0
+
+
+def test_preempt_5_what_is_hit_is_counted_in_tokens() -> None:
+    tight = initial_state(replace(PAIR.config, max_num_batched_tokens=1))
+    known = follow(tight, *stored(9, (5, 6), (0,), block_size=2), Publish(9, 0))
+    assert blocks_for_step(follow(known, Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))) == 1
+
+
+def test_preempt_5_nobody_hits_anything_once_the_budget_is_used_up() -> None:
+    tight = initial_state(replace(EMPTY.config, max_num_batched_tokens=1))
+    known = follow(tight, *stored(9, (5, 6), (0, 1)), Publish(9, 0), Publish(9, 1), Release(9))
+    alice = follow(known, Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))
+    assert blocks_for_step(follow(alice, Start(8, (9,)), Allocate(8, 1, (2,)))) == 0
+
+
+def test_preempt_5_a_share_is_all_that_somebody_takes() -> None:
+    shares = initial_state(replace(EMPTY.config, max_num_batched_tokens=4, max_num_partial_prefills=2))
+    alice = follow(shares, Add(replace(ALICE, prompt=(5, 6, 7, 8))), Begin(1), Admit(0))
+    assert blocks_for_step(alice) == 2
+    assert blocks_for_step(follow(alice, Allocate(0, 2, (0, 1)))) == 0
+
+
+def test_preempt_5_what_the_victim_swapped_out_was_not_free_before() -> None:
+    """The budget is Alice's, who lacks a block; Bob's was the last one, and is free since he swapped out."""
+    tight = replace(FULL, config=replace(FULL.config, max_num_batched_tokens=1))
+    allows("PREEMPT-5", tight, SwapOut(1, (0,)), Preempt(1))
+    forbids("PREEMPT-5", follow(tight, SwapOut(1, (0,))), Preempt(0))
+
+
 def test_preempt_5_a_copy_takes_a_block() -> None:
     twins = follow(PAIR, Add(ALICE), Begin(1), Admit(0), Allocate(0, 1, (0,)), Submit(1), Write(0, 0, (0,)))
     twins = follow(twins, Append(0, (7,)), Complete(1), Fork(0, 7), Begin(2))
@@ -271,6 +303,7 @@ def test_swap_7_what_is_scheduled_is_not_swapped_out() -> None:
 def test_swap_8_what_can_be_swapped_out_is() -> None:
     allows("SWAP-8", SWAPPING, SwapOut(1, (0,)), Preempt(1))
     allows("SWAP-8", FULL, Preempt(1))
+    forbids("SWAP-8", replace(SWAPPING, host_free=(1,)), Preempt(1))
     bites("SWAP-8")
 
 

@@ -16,18 +16,20 @@ from spec.broken import (
     STEP_1,
     TAKEN_BACK,
     UNUSED,
+    computed,
     follow,
     served,
     stored,
 )
 from spec.choices import Choices
-from spec.prefix_cache import find, key_of, longest_hit, salt_of
+from spec.prefix_cache import find, is_written, key_of, longest_hit, salt_of
 from spec.vocabulary import (
     Abort,
     Add,
     Admit,
     Allocate,
     Append,
+    Begin,
     CacheKey,
     Complete,
     Event,
@@ -331,6 +333,18 @@ def test_cache_15_what_a_step_will_fill_is_published_when_it_is_submitted() -> N
     bites("CACHE-15")
     allows("CACHE-15", PLANNED, Submit(1))
     allows("CACHE-15", replace(AT_SCHEDULE, choices=Choices()), *served(ALICE, 0), Submit(1))
+
+
+def test_cache_15_what_an_earlier_step_filled_may_be_forgotten() -> None:
+    later = follow(PLANNED, Submit(1), *computed(ALICE, 0), Append(0, (7,)), Complete(1), Begin(2), Evict(0))
+    allows("CACHE-15", later, Allocate(0, 1, (1,)), Publish(0, 1), Submit(2))
+    forbids("CACHE-15", later, Allocate(0, 1, (1,)), Submit(2))
+
+
+def test_a_block_is_written_whatever_is_in_the_others() -> None:
+    second = replace(EMPTY, cells={1: (5,)})
+    assert is_written(second, 1)
+    assert not is_written(second, 0)
 
 
 # Which free block is taken

@@ -111,6 +111,7 @@ def test_a_request_fits_alone_if_its_sequences_need_no_more_than_there_is(
 )
 def test_the_door_turns_down_what_can_never_be_served(wrong: dict) -> None:
     assert is_servable(EMPTY.config, ALICE)
+    assert is_servable(EMPTY.config, replace(ALICE, prompt=(5, 5))), "it needs all blocks"
     assert not is_servable(EMPTY.config, replace(ALICE, **wrong))
 
 

@@ -6,6 +6,7 @@ from spec.conformance.judge import JudgedEngine
 from spec.conformance.machine import next_token
 from spec.engine import Admission
 from spec.monitor import Monitor
+from spec.preemption import run_out, unschedule
 from spec.scheduler import admission
 from spec.trace import Trace, dumps, loads
 from spec.vocabulary import (
@@ -44,6 +45,7 @@ DRAWN = (Write(0, 0, (0, 1, 2)), Read(0, (0, 1, 2)), Append(0, (8,)), Complete(1
 
 def test_sched_5_the_token_that_is_being_drawn_can_be_computed() -> None:
     allows("SCHED-5", DRAWING, Allocate(0, 1, ()))
+    allows("SCHED-5", replace(DRAWING, requests={0: replace(ALICE, max_tokens=2)}), Allocate(0, 1, ()))
     forbids("SCHED-5", replace(DRAWING, choices=replace(CHOICES, schedules_ahead=False)), Allocate(0, 1, ()))
 
 
@@ -56,6 +58,20 @@ def test_sched_5_nothing_beyond_it() -> None:
 def test_sched_5_the_last_token_of_a_sequence_is_computed_by_nobody() -> None:
     last = replace(DRAWING, requests={0: replace(ALICE, max_tokens=1)})
     forbids("SCHED-5", last, Allocate(0, 1, ()))
+
+
+def test_a_step_knows_how_many_tokens_are_computed_when_it_is_over() -> None:
+    assert follow(ADMITTED, Allocate(0, 3, (0, 1))).flights[1].stops == {0: 3}
+
+
+def test_a_step_that_is_not_submitted_forgets_who_gives_way() -> None:
+    flights = unschedule(follow(DRAWING, Allocate(0, 1, ())), 0).flights
+    assert (flights[1].stops, flights[2].stops, flights[2].scheduled) == ({0: 3}, {}, {})
+
+
+def test_what_a_submitted_step_writes_for_a_token_that_is_not_there_is_not_known() -> None:
+    """The fourth token is still being drawn."""
+    assert run_out(follow(DRAWING, Allocate(0, 1, ()), Submit(2)), 0).cells == {0: (5,), 1: (5, 6), 2: (5, 6, 7)}
 
 
 def test_cache_6_a_block_is_published_when_its_last_token_is_there() -> None:

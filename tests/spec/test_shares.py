@@ -47,3 +47,7 @@ def test_sched_27_so_many_are_left_half_computed_and_no_more(budget: int, most: 
             left -= count
             partial += 0 < count < tokens
         assert partial <= most
+
+
+def test_sched_25_where_nobody_is_served_nobody_is_passed_over_for_others() -> None:
+    allows("SCHED-25", follow(EMPTY, Add(ALICE), Add(BOB), Begin(1), Admit(0), Admit(1)), Submit(1))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from spec.broken import (
+    ALICE,
     ALONE,
     BOB,
     COMPUTED,
@@ -17,7 +18,8 @@ from spec.broken import (
     follow,
     stored,
 )
-from spec.sharing import blocks_lacking, blocks_written, copies_owed, growth, must_copy, num_entries
+from spec.choices import Choices, Publication
+from spec.sharing import blocks_lacking, blocks_written, copies_owed, growth, is_promised, must_copy, num_entries
 from spec.vocabulary import (
     Add,
     Admit,
@@ -25,6 +27,7 @@ from spec.vocabulary import (
     Append,
     Begin,
     CacheKey,
+    Complete,
     Copy,
     Fork,
     Publish,
@@ -99,6 +102,17 @@ def test_a_copy_in_a_step_holds_its_source_until_the_step_is_over() -> None:
     state = follow(FORKED, Begin(1), Copy(1, 0, 0, 2))
     assert state.ref_count == (2, 0, 1)
     assert state.flights[1].holds == (0,)
+    assert state.flights[1].num_copies == 1
+
+
+def test_when_a_step_is_over_what_was_let_go_is_free_before_the_sources_of_copies() -> None:
+    copied = follow(FORKED, Append(1, (7,)), Begin(1), Copy(1, 0, 0, 2), Allocate(1, 1, ()), Submit(1))
+    assert follow(copied, Release(1), Release(0), Complete(1)).free == (1, 2, 0)
+
+
+def test_only_what_is_cached_is_promised() -> None:
+    shared = replace(FORKED, choices=Choices(publication=Publication.AT_SCHEDULE))
+    assert not is_promised(shared, Write(1, 1, (1,)), 0)
 
 
 def test_a_rollback_gives_back_the_blocks_that_nothing_else_is_in() -> None:
@@ -232,3 +246,11 @@ def test_cow_8_positions_are_counted_in_tokens_and_not_in_blocks() -> None:
     slid = follow(window, *stored(0, (5, 6, 7, 8), (0, 1), block_size=2), Slide(0, 1))
     allows("COW-8", slid, Rollback(0, 3))
     forbids("COW-8", slid, Rollback(0, 2))
+
+
+def test_sched_23_a_fork_fits_into_what_is_not_reserved() -> None:
+    """Each of the two needs two blocks, and of four one is reserved."""
+    reserved = initial_state(replace(EMPTY.config, num_blocks=4), Choices(num_reserved_blocks=1))
+    alice = follow(reserved, Add(ALICE), Admit(0), Allocate(0, 1, (1,)), Write(0, 0, (1,)))
+    forbids("SCHED-23", alice, Fork(0, 7))
+    allows("SCHED-23", replace(alice, choices=Choices()), Fork(0, 7))
