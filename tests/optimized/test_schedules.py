@@ -141,7 +141,7 @@ def test_a_batch_is_each_alone_and_names_mean_nothing() -> None:
 # --- boundaries -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 30, 31, 32])
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 30, 31, 32, 33])
 @pytest.mark.parametrize("config", [replace(ROOMY, max_model_len=32), replace(ROOMY, num_blocks=8, max_model_len=32)])
 def test_prompts_of_every_length_are_served_or_refused(config: Config, length: int) -> None:
     """Blocks of 4 and a context of 32, which has room for a prompt of 31 tokens and one more."""
