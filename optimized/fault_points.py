@@ -66,6 +66,7 @@ class FaultPoint(Enum):
     MAKE_EVENT = "answer.event", "an event of a stream can not be made", RuntimeError, Harm.ONE
     MAKE_ANSWER = "answer.whole", "a whole answer can not be made", RuntimeError, Harm.ONE
     READ_METRICS = "metrics.read", "collecting the metrics raises", RuntimeError, Harm.ONE
+    BEAT = "log.heartbeat", "the line of every ten seconds can not be made", RuntimeError, Harm.NOBODY
     WRITE_TRACE = "trace.write", "the disk of a trace is full", OSError, Harm.NOBODY
 
     def __init__(self, title: str, what: str, error: type[Exception], harm: Harm) -> None:

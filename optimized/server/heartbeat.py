@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from optimized.async_llm import AsyncLLM
+from optimized.fault_points import FaultPoint, reach
 from optimized.stats import Stats
 from spec.vocabulary import Config
 
@@ -94,6 +95,10 @@ async def beat_for_ever(engine: AsyncLLM) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         now = time.monotonic()
-        for line in heart.beat(engine.stats(), now - then):
-            logger.log(line.level, "%s", line.text, extra={"numbers": line.numbers})
+        try:
+            reach(FaultPoint.BEAT)
+            for line in heart.beat(engine.stats(), now - then):
+                logger.log(line.level, "%s", line.text, extra={"numbers": line.numbers})
+        except Exception:
+            logger.exception("there is no line this time")
         then = now

@@ -1,6 +1,7 @@
 """Every fault point fails, the first time that it is reached, the second, and so on until nothing fails any more: only who may
 suffer does, no answer is wrong, every block is free afterwards, and the server answers again."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -19,6 +20,7 @@ from optimized.cli.lossy_trace import LossyTraces
 from optimized.cli.watch import SelfCheck, Watch
 from optimized.fault_points import VARIABLE, FaultPoint, Harm, NthTime, arm, deciding, reach
 from optimized.model_core import TorchCore
+from optimized.server import heartbeat
 from spec.trace import load
 from spec.vocabulary import InvalidConfig
 from tests.server.conftest import Answer, RunningServer, running, waited_for
@@ -26,6 +28,8 @@ from tests.server.test_lossy_trace import serve_one
 
 OTHERS = {FaultPoint.DEVICE_ALIVE: {FaultPoint.FORWARD: 1}, FaultPoint.REMAKE: {FaultPoint.SCHEDULE: 1}}
 """Points that are reached only after another one has failed."""
+ELSEWHERE = (FaultPoint.WRITE_TRACE, FaultPoint.BEAT)
+"""Points that have a test of their own: no request reaches them."""
 MOST_TIMES = 100
 IN_CI = 2
 """So many times each point fails where there is little time; at night until nothing fails any more."""
@@ -116,9 +120,7 @@ def is_clean(server: RunningServer) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "point", [each for each in FaultPoint if each is not FaultPoint.WRITE_TRACE], ids=lambda p: p.title
-)
+@pytest.mark.parametrize("point", [each for each in FaultPoint if each not in ELSEWHERE], ids=lambda p: p.title)
 def test_only_who_may_suffer_from_a_fault_does(
     faulty: RunningServer, expected: dict[str, str | None], point: FaultPoint, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,12 +157,34 @@ def test_a_disk_that_is_full_at_any_time_harms_nobody(tmp_path: Path) -> None:
     assert len(load(path).events) > 5 and traces.num_lost == 0
 
 
+def test_a_heartbeat_that_fails_is_not_the_last_one(
+    faulty: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.001)
+    decide = NthTime(FaultPoint.BEAT, 2)
+    reached = [0]
+
+    def counted(point: FaultPoint) -> Exception | None:
+        reached[0] += point is FaultPoint.BEAT
+        return decide(point)
+
+    async def beaten() -> None:
+        beating = asyncio.ensure_future(heartbeat.beat_for_ever(faulty.engine))
+        while reached[0] < 4:
+            await asyncio.sleep(0.001)
+        beating.cancel()
+
+    with deciding(counted):
+        asyncio.run(asyncio.wait_for(beaten(), 60))
+    assert "there is no line this time" in caplog.text
+
+
 def test_a_point_that_nobody_lets_fail_does_nothing() -> None:
     for point in FaultPoint:
         reach(point)
     with deciding(lambda point: None):
         reach(FaultPoint.FORWARD)
-    assert len({point.title for point in FaultPoint}) == len(FaultPoint) == 23
+    assert len({point.title for point in FaultPoint}) == len(FaultPoint) == 24
 
 
 def test_doctor_lists_them_and_a_release_refuses_to_let_one_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from optimized.cli import app
 from optimized.cli.serve import keys_of
 from optimized.cli.settings import settings_of, variable_of
 from optimized.server.body import is_deeper
-from optimized.server.limits import Limits
+from optimized.server.limits import MOST, Limits
 from spec.engine import InvalidField
 from spec.vocabulary import InvalidConfig
 from tests.server.conftest import RunningServer, held, running, waited_for
@@ -465,3 +465,12 @@ def test_three_point_zero_is_three(small: RunningServer) -> None:
     assert found.status == 200
     assert found.json["usage"]["completion_tokens"] == 3
     assert found.json["choices"] == small.complete(max_tokens=3, return_token_ids=True).json["choices"]
+
+
+def test_the_book_has_every_limit_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `--([a-z-]+)` \| (\d+ \| .*) \|$", page.replace("`--trace`", "--trace"), re.MULTILINE))
+    for each in fields(Limits):
+        most = "" if each.metadata["most"] == MOST else f". At most {each.metadata['most']}"
+        said = f"{each.default} | {each.metadata['help'].rstrip('.')}{most}"
+        assert rows.get(each.name.replace("_", "-")) == said, each.name
