@@ -145,7 +145,7 @@ def by_minijinja(template: str, messages: Any, begins: bool) -> str | None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(messages=MESSAGES, begins=st.booleans())
 def test_both_say_the_same(name: str, messages: list[dict[str, str]], begins: bool) -> None:
     assert by_minijinja(TEMPLATES[name], messages, begins) == by_jinja2(TEMPLATES[name], messages, begins)
