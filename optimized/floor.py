@@ -127,6 +127,7 @@ class Vectors:
 
         arena, self._work = Arena(), Workspace(Team(torch.get_num_threads()))
         self._weights = [pack_weight(torch.randn(rows, columns), arena=arena) for _ in range(layers)]
+        arena.to_huge_pages()
 
     def prepare(self, num_tokens: int) -> None:
         from kernels.cpu.layout import LEFT

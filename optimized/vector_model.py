@@ -67,7 +67,7 @@ class VectorModel:
         self.likeliest: npt.NDArray[np.int64] | None = None
         weights = WeightReader(config, tensors, self.dtype, self.device)
         embedding = weights.tensor("model.embed_tokens.weight").contiguous()
-        arena = Arena()
+        self._arena = arena = Arena()
         pack = pack_int8_weight if in_int8 else pack_weight
         self._layers = [_packed(weights, index, arena, pack, groups) for index in range(config.num_layers)]
         self._norm = weights.tensor("model.norm.weight").float()
@@ -145,10 +145,10 @@ class VectorModel:
     def new_kv_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
         """An empty cache: for each layer keys and values of ``num_blocks`` blocks. ``block_size`` is a multiple of 16.
 
-        Its pages are found while others go on, so that neither the start nor a request waits for all of them.
+        Its pages are found while others go on, and huge ones for the weights, so that neither the start nor a request waits.
         """
         shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_size)
-        caches, _ = pool_of_zeros(2 * len(self._layers), shape, self.dtype)
+        caches, _ = pool_of_zeros(2 * len(self._layers), shape, self.dtype, then=self._arena.to_huge_pages)
         return list(zip(caches[::2], caches[1::2], strict=True))
 
     def forward(

@@ -107,6 +107,7 @@ def main() -> None:
         if why_not_four_bits()
         else [pack_four_bits(groups(*weight.shape), arena=arena) for weight in plain],
     }
+    arena.to_huge_pages()
     wide = [weight.float() for weight in plain]
     for rows in (1, 8, 64, 256):
         some = len(plain) if rows <= 8 else len(plain) // 5  # more than the caches hold, and no more than patience does
