@@ -10,7 +10,9 @@ from typing import Any
 
 import numba
 from numba import carray, njit, types
+from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.runtime import rtsys
 
 from kernels.cpu.attention import attention
 from kernels.cpu.draw import contend_rows
@@ -209,7 +211,13 @@ def compiled(version: int, say: Callable[[], None]) -> Any:
         if version != 0:
             run(carray(task, 1)[0])
 
+    class Found(FunctionCache):
+        def load_overload(self, signature, context):
+            """What lies in the cache needs numba's runtime, and none of the tables of types that numba would fill first."""
+            rtsys.initialize(context)
+            return self._load_overload(signature, context)
+
     function = Told(work, ((types.CPointer(TASK_TYPE),), types.void), locals={}, options={"error_model": "numpy"})
-    function.enable_caching()
+    function._cache = Found(work)
     function.compile()
     return function

@@ -36,17 +36,18 @@ def chat(
     blocks: Annotated[bool, typer.Option("--blocks", help="After each answer say what the cache did.")] = False,
 ) -> None:
     """Talk to a model. A line is a message; an empty one, or the end of the input, is the end."""
-    from optimized.cli.torch_start import import_torch
+    from optimized.cli.torch_start import import_torch, nothing_to_collect
     from optimized.generation_defaults import read_override
     from optimized.llm import LLM
     from optimized.sampling import SamplingParams
 
-    import_torch()
     given = {"temperature": temperature, "max_tokens": max_tokens}
     asked: dict[str, Any] = {"seed": seed, **{name: value for name, value in given.items() if value is not None}}
     SamplingParams(**asked)  # refuses what makes no sense before a model is fetched
     override = read_override(override_generation_config)
-    llm = LLM(model, seed=seed, generation_config=generation_config, override_generation_config=override)
+    with nothing_to_collect():
+        import_torch()
+        llm = LLM(model, seed=seed, generation_config=generation_config, override_generation_config=override)
     of_model = {**llm.defaults, **({"max_tokens": None} if "max_tokens" in llm.defaults else {})}
     params = SamplingParams(**{**OURS, **of_model, **asked})
     messages = [{"role": "system", "content": system}] if system else []

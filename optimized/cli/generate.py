@@ -198,11 +198,17 @@ def generate(
 
 def _load(model: str | None, engine_args: dict[str, Any], watch: Watch) -> LLM:
     """The model behind its engine."""
+    from optimized.cli.torch_start import import_torch, nothing_to_collect
+
+    with nothing_to_collect():
+        import_torch()
+        return _made(model, engine_args, watch)
+
+
+def _made(model: str | None, engine_args: dict[str, Any], watch: Watch) -> LLM:
     from optimized.cli.reference_core import ReferenceCore
-    from optimized.cli.torch_start import import_torch
     from optimized.llm import LLM
 
-    import_torch()
     watching: dict[str, Any] = {"make_observer": watch.make_observer} if watch.is_wanted else {}
     if watch.engine == "reference":
         watching["make_core"] = ReferenceCore

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
@@ -19,15 +24,30 @@ def import_torch() -> None:
         return
     placeholders = {name: ModuleType(name) for name in LEFT_OUT}
     sys.modules.update(placeholders)
+    # torch notes in which line some operations are registered. It needs no text of that line, for which every module is looked at.
+    whole = inspect.getframeinfo
+    inspect.getframeinfo = partial(whole, context=0)
     try:
         import torch
     finally:
+        inspect.getframeinfo = whole
         for name in LEFT_OUT:
             del sys.modules[name]
     for name, placeholder in placeholders.items():
         part = name.rpartition(".")[2]
         if getattr(torch, part, None) is placeholder:
             delattr(torch, part)
+
+
+@contextmanager
+def nothing_to_collect() -> Iterator[None]:
+    """What is imported and made in here stays: the garbage collector does not look at it, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _installed() -> str | None:

@@ -1,5 +1,6 @@
 """What a start does, counted and not timed: what it imports, and what of a model is in memory at once."""
 
+import gc
 import mmap
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from kernels.cpu.memory import pool_of_zeros
 from kernels.cpu.team import why_not
 from optimized.checkpoint import LazyTensors, random_arrays, tensor_shapes
-from optimized.cli.torch_start import LEFT_OUT
+from optimized.cli.torch_start import LEFT_OUT, nothing_to_collect
 from optimized.hf_checkpoint import load_directory
 from optimized.llama import LlamaModel
 from tests.cli.conftest import ROOT, Process, Run
@@ -152,8 +153,9 @@ def test_the_pages_of_a_pool_are_found_behind_its_back_and_what_is_written_stays
 AFTERWARDS = """
 from optimized.cli.torch_start import KNOWN, LEFT_OUT, import_torch
 import_torch()
-import sys, torch
+import inspect, sys, torch
 print(torch.__version__ in KNOWN, sorted(sys.modules.keys() & set(LEFT_OUT)), hasattr(torch, "export"))
+print(inspect.isfunction(inspect.getframeinfo))
 import torch._meta_registrations, torch.export
 print(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph is not None)
 """
@@ -162,6 +164,14 @@ print(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).graph is n
 @pytest.mark.slow
 def test_what_is_left_out_of_torch_is_there_for_whoever_asks_for_it() -> None:
     said = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, check=True, cwd=ROOT)
-    known, whole = said.stdout.splitlines()
+    known, restored, whole = said.stdout.splitlines()
     assert known in ("True [] False", f"False {sorted(LEFT_OUT)} True")
-    assert whole == "True"
+    assert restored == whole == "True"
+
+
+def test_the_collector_looks_again_after_a_start_even_after_one_that_failed() -> None:
+    with pytest.raises(ZeroDivisionError), nothing_to_collect():
+        assert not gc.isenabled()
+        _ = 1 / 0
+    assert gc.isenabled()
+    gc.unfreeze()
