@@ -34,7 +34,7 @@ LINE = 64
 """Bytes of a cache line, at which every tensor begins."""
 
 
-def pages(num_bytes: int, *, are_huge: bool) -> Tensor:
+def zero_bytes(num_bytes: int, *, are_huge: bool) -> Tensor:
     """So many zero bytes in huge pages, if the system gives them, or in ordinary ones; untouched ones take no memory."""
     memory = mmap.mmap(-1, -(-num_bytes // HUGE) * HUGE + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if are_huge:
@@ -50,7 +50,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < HUGE:
         return torch.zeros(tuple(shape), dtype=dtype)
-    return pages(num_bytes, are_huge=True).view(dtype).view(tuple(shape))
+    return zero_bytes(num_bytes, are_huge=True).view(dtype).view(tuple(shape))
 
 
 def pool_of_zeros(
@@ -103,7 +103,7 @@ class Arena:
         """A tensor of zeros."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if not self._chunks or self._used + num_bytes > len(self._chunks[-1]):
-            self._chunks.append(pages(max(CHUNK, num_bytes), are_huge=self._are_huge))
+            self._chunks.append(zero_bytes(max(CHUNK, num_bytes), are_huge=self._are_huge))
             self._used = 0
         part = self._chunks[-1][self._used : self._used + num_bytes]
         self._used = -(-(self._used + num_bytes) // LINE) * LINE
