@@ -25,6 +25,7 @@ from optimized.sampling import Draw, SamplingParams, sample_rows
 from optimized.torch_device import TorchDevice
 from spec.vocabulary import Config, InvalidConfig, Recovery, Request
 from tests.models.test_llama import CONFIG, Paged, chunks_of, dense_logits
+from tests.optimized.test_batch_tensors import NUM_SEQS, lists_made_arrays
 from tests.optimized.test_torch_device import generate
 
 NO_VECTORS = why_not()
@@ -198,6 +199,18 @@ def test_a_request_without_numbers_ends_alone(model: Any) -> None:
         outcome = core.step()
         assert [request_id for request_id, _ in outcome.failed] == [0]
         assert outcome.seq_ids == [1]
+
+
+@needs_vectors
+def test_a_steady_step_makes_no_array_of_a_list(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(ROOMY, TorchDevice(model, ROOMY))
+    for number in range(NUM_SEQS):
+        core.add(Request(number, (number, 1, 2), max_tokens=8, seq_ids=(number,)))
+    for _ in range(2):
+        core.step()
+    lists = lists_made_arrays(monkeypatch)
+    assert len(core.step().seq_ids) == NUM_SEQS
+    assert lists == []
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------

@@ -123,9 +123,11 @@ class Numbered:
     def __call__(self, plan: Plan) -> Plan:
         names = ("token_ids", "positions", "slot_mapping", "seq_lens", "query_start", "sample_rows")
         values: dict[str, Any] = {name: tuple(map(Number, getattr(plan, name))) for name in names}
-        tables = tuple([self._tables.setdefault(table, tuple(map(Number, table))) for table in plan.block_tables])
+        values["block_tables"] = tuple(
+            [self._tables.setdefault(table, tuple(map(Number, table))) for table in plan.block_tables]
+        )
         Number.num_read = 0
-        return replace(plan, block_tables=tables, **values)
+        return replace(plan, **values)
 
 
 NUM_SEQS, BLOCK_SIZE = 11, 4
@@ -156,9 +158,7 @@ def test_a_steady_step_reads_no_list(engine: EngineCore, monkeypatch: pytest.Mon
     """But for the block that somebody gets, and the slot in it."""
     numbered = Numbered()
     step(engine, numbered)
-    lists: list[object] = []
-    for module, name in ((np, "array"), (np, "asarray"), (torch, "tensor"), (torch, "as_tensor")):
-        monkeypatch.setattr(module, name, noticed(getattr(module, name), lists))
+    lists = lists_made_arrays(monkeypatch)
     for _ in range(3):
         plan, num_read = step(engine, numbered)
         assert len(plan.seq_ids) == NUM_SEQS
@@ -169,15 +169,21 @@ def test_a_steady_step_reads_no_list(engine: EngineCore, monkeypatch: pytest.Mon
     assert [seq_id for seq_id, _ in engine.step().finished] == [3]
 
 
-def noticed(call: Callable[..., Any], lists: list[object]) -> Callable[..., Any]:
-    """The same, and who gives it a list of the batch's length is noticed."""
+def lists_made_arrays(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """From now on, the lists of the batch's length or longer of which somebody makes an array."""
+    lists: list[object] = []
 
-    def noticing(values: object, *args: Any, **others: Any) -> object:
-        if isinstance(values, list | tuple) and len(values) >= NUM_SEQS:
-            lists.append(values)
-        return call(values, *args, **others)
+    def noticing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(values: object, *args: Any, **others: Any) -> object:
+            if isinstance(values, list | tuple) and len(values) >= NUM_SEQS:
+                lists.append(values)
+            return call(values, *args, **others)
 
-    return noticing
+        return made
+
+    for module, name in ((np, "array"), (np, "asarray"), (torch, "tensor"), (torch, "as_tensor")):
+        monkeypatch.setattr(module, name, noticing(getattr(module, name)))
+    return lists
 
 
 def test_whoever_leaves_moves_the_others(engine: EngineCore) -> None:
