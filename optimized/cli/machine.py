@@ -45,7 +45,7 @@ def doctor(
         typer.echo(found.text())
         typer.echo("settings of kvproof serve:")
         for each in settings:
-            typer.echo(f"  {each.name:<26}{each.value:<24}{each.origin}")
+            typer.echo(f"  {each.name:<28}{each.value:<24} {each.origin}")
     if found.problems:
         raise typer.Exit(FAILED)
 
