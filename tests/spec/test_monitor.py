@@ -22,9 +22,11 @@ from spec.trace import Reader, Trace, TraceError, Writer, dumps, load
 from spec.uncounted import UNCOUNTED, counted_rules
 from spec.vocabulary import (
     Add,
+    Admit,
     Allocate,
     Append,
     Begin,
+    Complete,
     Config,
     Event,
     Evict,
@@ -32,8 +34,10 @@ from spec.vocabulary import (
     Preempt,
     Publish,
     Read,
+    Request,
     Start,
     State,
+    Submit,
     Write,
     initial_state,
 )
@@ -319,6 +323,14 @@ def test_cache_9_is_seen_without_the_contents_of_slots() -> None:
     config = Config(num_blocks=2, block_size=2, prefix_cache=True)
     events = (Start(0, (5, 6, 7)), Allocate(0, 3, (0, 1)), Write(0, 0, (0, 1, 2)), Publish(0, 0), Evict(0))
     assert by_counters(config, events) == by_replay(config, events) == (5, "CACHE-9")
+
+
+def test_sched_9_counts_a_step_in_flight_that_computes_nothing_for_nothing() -> None:
+    config, request = Config(num_blocks=4, block_size=2), Request(0, (5,), 2, (0,))
+    begun = (Add(request), Begin(0), Admit(0), Allocate(0, 1, (0,)), Submit(0), Begin(1), Submit(1))
+    ended = (Write(0, 0, (0,)), Read(0, (0,)), Append(0, (6,)), Complete(0))
+    events = (*begun, *ended, Begin(2), Submit(2))
+    assert by_counters(config, events) == by_replay(config, events) == (len(events), "SCHED-9")
 
 
 def test_preempt_5_is_judged_where_nobody_is_ever_preempted() -> None:
