@@ -267,7 +267,7 @@ def serve(
     from optimized.model_choice import chosen_checkpoint
     from optimized.model_core import EngineArgs
     from optimized.server.front import Front
-    from optimized.server.logs import start_logging
+    from optimized.server.logs import LossyLog, start_logging
     from optimized.server.serve import Address
     from optimized.server.serve import serve as run
 
@@ -286,7 +286,7 @@ def serve(
         ssl_ca_certs=ssl_ca_certs,
         ssl_cert_reqs=ssl_cert_reqs,
     )
-    traces = LossyTraces(limits.trace_queue_bytes)
+    traces, log = LossyTraces(limits.trace_queue_bytes), LossyLog()
     residency = BlockResidency(kv_cache_metrics_sample) if kv_cache_metrics else None
     watching = Watch("optimized", self_check, trace, residency=residency, traces=traces)
     front = Front(
@@ -296,6 +296,7 @@ def serve(
         num_judged=None if self_check is SelfCheck.OFF else lambda: watching.num_judged,
         num_lost_events=None if trace is None else lambda: traces.num_lost,
         num_unwritten_bytes=lambda: traces.num_waiting_bytes,
+        num_dropped_lines=lambda: log.num_dropped,
         residency=residency,
         root_path=root_path,
         disable_fastapi_docs=disable_fastapi_docs,
@@ -327,7 +328,7 @@ def serve(
     }
     override = read_override(override_generation_config)
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
-    start_logging(log_format, log_level)
+    start_logging(log_format, log_level, log)
     source = context.get_parameter_source("api_key")
     if api_key and source is not None and source.name == "COMMANDLINE":
         say("warning: others on this machine see the key in the process list, --api-key-file keeps it from them")

@@ -26,6 +26,8 @@ class Front:
     """How many of the engine's events could not be written down, if they are."""
     num_unwritten_bytes: Callable[[], int] = lambda: 0
     """How much of what is written down waits for the disk."""
+    num_dropped_lines: Callable[[], int] = lambda: 0
+    """How many lines of the log nobody can read."""
     residency: BlockResidency | None = None
     """How long blocks keep what is in them, if somebody looks."""
     root_path: str = ""

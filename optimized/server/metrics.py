@@ -168,6 +168,7 @@ class Metrics:
             yield self._total("kvproof:trace_events_lost", "Events that no trace has.", num_lost())
             unwritten = self._front.num_unwritten_bytes()
             yield self._gauge("kvproof:trace_queue_bytes", "Bytes of a trace that wait for the disk.", unwritten)
+        yield self._total("kvproof:log_lines_dropped", "Lines that nobody can read.", self._front.num_dropped_lines())
         if (residency := self._front.residency) is not None:
             yield self._buckets("vllm:kv_block_lifetime_seconds", "From when it is taken on.", residency.lifetimes)
             yield self._buckets("vllm:kv_block_idle_before_evict_seconds", "Since it was hit.", residency.idle_times)

@@ -20,7 +20,7 @@ from optimized.plan import Plan
 from optimized.server.front import Front
 from optimized.server.heartbeat import LOW_BEATS, Heartbeat
 from optimized.server.limits import Limits
-from optimized.server.logs import JsonLine, start_logging, text_line
+from optimized.server.logs import JsonLine, LossyLog, start_logging, text_line
 from optimized.stats import Stats
 from spec.rules import RULES, RuleViolation
 from spec.vocabulary import Config, InvalidConfig, Observe
@@ -94,7 +94,7 @@ def test_a_line_is_text_or_an_object(capsys: pytest.CaptureFixture[str]) -> None
     assert "\n" not in JsonLine().format(record)
     for form, level in (("xml", "INFO"), ("json", "LOUD")):
         with pytest.raises(InvalidConfig):
-            start_logging(form, level)
+            start_logging(form, level, LossyLog())
 
 
 def test_what_was_told_in_secret_is_nowhere(tiny: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
