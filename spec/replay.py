@@ -360,10 +360,13 @@ def _room_reported(before: State, report: StepReport, shown: State, seq: SeqId, 
     else:
         table = _without_repeats(before, report, shown, table)
     start = next(write.start for write in report.writes if write.seq == seq)
+    # What is published at the schedule may be hit in the same step, and only what is shown then names it.
+    named = (shown, before) if before.choices.publication is Publication.AT_SCHEDULE else (before,)
     for index in range((start - own.num_computed_tokens) // size):
-        found = find(before, key_of(before, seq, index))
-        if found is not None:
-            table.setdefault(index, found)
+        for state in named:
+            found = find(state, key_of(before, seq, index))
+            if found is not None:
+                table.setdefault(index, found)
     copies = [e for e in _early_moves(report) if isinstance(e, Copy) and e.seq == seq]
     return _room(before, seq, num_tokens, (start - own.num_computed_tokens) // size, old, copies, table)
 

@@ -194,3 +194,17 @@ def test_what_a_victim_published_before_it_was_preempted_has_the_name_of_a_free_
     shown = follow(before, *happened)
     assert shown.cached == ({4: key, 3: key} if is_kept else {3: key})
     assert events_of_step(before, StepReport(preempted=(Preempt(0),)), shown) == happened
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_a_step_publishes_it_may_hit_though_the_window_passes_that_before_it_is_shown(is_over: bool) -> None:
+    """Nobody reads it in the step: where it lies only the cache can tell, and only as it is shown afterwards."""
+    config, ahead = Config(4, 2, window=1, prefix_cache=True), Choices(publication=Publication.AT_SCHEDULE)
+    arrivals = [Add(PAIR), Add(Request(1, (1, 2, 3), 1 if is_over else 2, (1,)))]
+    before = led_to(initial_state(config, ahead), [*arrivals])
+    happened: list[Event] = [Begin(0), Admit(0), Allocate(0, 2, (0,)), Publish(0, 0)]
+    happened += [Admit(1), Hit(1, (0,)), Allocate(1, 1, (1,)), Submit(0)]
+    happened += [Write(0, 0, (0, 1)), Read(0, (0, 1)), Write(1, 2, (2,)), Read(1, (2,), 2)]
+    happened += [Append(0, (8,)), Append(1, (9,)), Slide(0, 1), Slide(1, 1)]
+    happened += [*([Finish(1, FinishReason.LENGTH)] if is_over else []), Complete(0)]
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
