@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from optimized.plan import Plan
+from optimized.poison import NOBODY
 from spec.vocabulary import BlockId, SeqId, Token
 
 
@@ -48,9 +49,12 @@ class BatchTensors:
     """A row for each sequence of the last step: its last token's position and slot, its length, and its block table.
 
     A step costs array work, O(tokens) for the sequences that compute several, and O(entries that are new) for the tables.
+    With a ``guard`` every entry that belongs to nobody names this block, which costs O(entries) a step.
     """
 
-    def __init__(self, num_rows: int, num_columns: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, num_columns: int, block_size: int, device: torch.device, guard: BlockId | None = None
+    ) -> None:
         self._positions, self._slots, self._tokens = (np.zeros(num_rows, np.int64) for _ in range(3))
         self._seq_lens = np.zeros(num_rows, np.int32)
         self._tables = np.zeros((num_rows, num_columns), np.int32)
@@ -58,6 +62,7 @@ class BatchTensors:
         self._in_order = tuple(range(num_rows))
         self._block_size = block_size
         self._device = device
+        self._guard = guard
         self._held = _Held()
         self._drawn: tuple[Token, ...] = ()
         self._views: tuple[tuple[int, int], StepTensors] | None = None
@@ -80,6 +85,8 @@ class BatchTensors:
         held = self._moved(held, plan.seq_ids)
         self._count_on(plan, held, num_ones)
         self._write_tables(plan, held)
+        if self._guard is not None:
+            self._guard_the_rest(plan, self._guard)
         if num_ones < num_seqs:
             tensors = self._longer(plan, num_ones)
         else:
@@ -165,6 +172,16 @@ class BatchTensors:
                 first = dropped[row] if dropped else 0
                 self._tables[row, first : first + len(table)] = table
             self._slots[row] = plan.slot_mapping[plan.query_start[row + 1] - 1]
+
+    def _guard_the_rest(self, plan: Plan, guard: BlockId) -> None:
+        """Nobody's rows name nobody, and nobody's entries the block ``guard``: past a table's end, and before a window."""
+        num_seqs, columns = len(plan.seq_ids), np.arange(self._tables.shape[1])
+        for array in (self._tokens, self._positions, self._slots, self._seq_lens):
+            array[num_seqs:] = NOBODY
+        self._tables[num_seqs:] = guard
+        first = np.array(plan.num_dropped_blocks or (0,) * num_seqs)[:, None]
+        stop = first + np.array([len(table) for table in plan.block_tables])[:, None]
+        self._tables[:num_seqs][(columns < first) | (columns >= stop)] = guard
 
     def _width(self, num_rows: int) -> int:
         """The columns that the longest of the first rows needs: a table has no more than that (TABLE-1)."""

@@ -15,6 +15,7 @@ from optimized.cpu_path import QUANTIZATIONS, CpuPath, cpu_path, demand_narrow, 
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.fault_points import FaultPoint, reach
 from optimized.plan import Plan, live_part
+from optimized.poison import is_asked_for
 from optimized.pool import blocks_needed
 from optimized.snapshot import Look, look_at
 from optimized.stats import Stats
@@ -264,7 +265,7 @@ class TorchCore:
         from optimized.torch_device import TorchDevice
 
         reach(FaultPoint.REMAKE)
-        self.device = TorchDevice(model, self.config, self._tokens_of)
+        self.device = TorchDevice(model, self.config, self._tokens_of, poisons=is_asked_for())
         observer = self._make_observer(self.config) if self._make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model=self._name)
 

@@ -24,6 +24,7 @@ from optimized.grammar import Progress
 from optimized.kernel_draws import can_draw, drawn
 from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
+from optimized.poison import spoil, unwritten_blocks
 from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, likeliest_tokens, logprobs, sample_rows
 from spec.vocabulary import Config, InvalidConfig, SeqId, Token
 
@@ -71,7 +72,7 @@ class TorchDevice:
     there is greedy. ``tokens_of`` gives the tokens of a live sequence. ``logits`` are those of the last plan,
     ``[num_samples, vocab_size]``, and so are ``logprobs``, and ``prompt_logprobs`` by position, where they are asked for.
     What a model with a sliding window sees, the cache must keep: raises ``InvalidConfig`` if the engine's window is
-    narrower than the model's.
+    narrower than the model's. With ``poisons`` cells that nobody has written are NaN.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class TorchDevice:
         model: LlamaModel | VectorModel,
         config: Config,
         tokens_of: Callable[[SeqId], Sequence[Token]] = lambda _: (),
+        *,
+        poisons: bool = False,
     ) -> None:
         seen = model.config.sliding_window or config.max_model_len
         if config.window is not None and config.window < min(seen, config.max_model_len):
@@ -94,19 +97,31 @@ class TorchDevice:
         self.logits: Tensor | None = None
         self.logprobs: dict[SeqId, Logprobs] = {}
         self.prompt_logprobs: dict[SeqId, dict[int, Logprobs]] = {}
-        self.kv_caches = model.new_kv_caches(config.num_blocks, config.block_size)
+        # A block more is what nobody's entries name.
+        self.kv_caches = model.new_kv_caches(config.num_blocks + poisons, config.block_size)
+        self._poisoned = [bytes_of(each) for layer in self.kv_caches for each in layer] if poisons else []
+        spoil(self._poisoned, [config.num_blocks])
         self._host_caches = [
             tuple(_host_like(bytes_of(each), config.num_host_blocks) for each in layer) for layer in self.kv_caches
         ]
         blocks_per_seq = min(config.num_blocks, -(-config.max_model_len // config.block_size))
         # Two, since two steps can be in flight, and then take turns.
         self._batches = [
-            BatchTensors(config.max_num_seqs, blocks_per_seq, config.block_size, model.device) for _ in range(2)
+            BatchTensors(
+                config.max_num_seqs,
+                blocks_per_seq,
+                config.block_size,
+                model.device,
+                config.num_blocks if poisons else None,
+            )
+            for _ in range(2)
         ]
 
     def run(self, plan: Plan) -> Sequence[Sampled]:
         reach(FaultPoint.MOVE_BLOCKS)
         self._move_blocks(plan)
+        if self._poisoned:
+            spoil(self._poisoned, unwritten_blocks(plan, self.config.block_size))
         try:
             return self.compute(plan)
         except MemoryError:
