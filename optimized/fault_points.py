@@ -15,6 +15,7 @@ RuntimeError: the fault point tokenizer.encode
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from typing import TypeAlias
 from spec.vocabulary import InvalidConfig
 
 VARIABLE = "KVPROOF_FAULTS"
+TIME = re.compile("[1-9][0-9]{0,17}")
 
 
 class Harm(Enum):
@@ -134,7 +136,10 @@ def arm(environment: Mapping[str, str]) -> bool:
         return False
     if is_release():
         raise InvalidConfig(VARIABLE, said, "left out: this is a release, and only a folder of the sources has faults")
-    times = dict(map(_time_of, said.split(",")))
+    named = list(map(_time_of, said.split(",")))
+    times = dict(named)
+    if len(times) < len(named):
+        raise InvalidConfig(VARIABLE, said, "made of points of which each is there once")
     first = next(iter(times))
     _decide = NthTime(first, times[first], times)
     return True
@@ -148,7 +153,7 @@ def is_release() -> bool:
 def _time_of(text: str) -> tuple[FaultPoint, int]:
     title, _, count = text.strip().partition(":")
     found = [point for point in FaultPoint if point.title == title]
-    if not found or not (count or "1").isdecimal() or int(count or "1") < 1:
+    if not found or TIME.fullmatch(count or "1") is None:
         limit = "NAME:N with commas between, and names that kvproof doctor --fault-points lists"
         raise InvalidConfig(VARIABLE, text, limit)
     return found[0], int(count or "1")

@@ -30,6 +30,7 @@ NAMES = {
 
 FILE = "generation_config.json"
 MAX_BYTES = 1 << 20
+MAX_SHOWN = 100
 AUTO, NONE = "auto", "vllm"
 
 Defaults: TypeAlias = Mapping[str, Any]
@@ -76,9 +77,11 @@ def read_override(text: str | None) -> dict[str, Any] | None:
     try:
         given: Any = json.loads(text)
     except (ValueError, RecursionError):
-        given = text
+        given = text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    if not isinstance(given, dict):  # null is none, too, and not as if nothing had been said
+        raise InvalidConfig("override_generation_config", given, f"an object of {', '.join(NAMES)}")
     checked_override(given)
-    return dict(given)
+    return given
 
 
 def params_by_default(defaults: Defaults) -> SamplingParams:
@@ -105,5 +108,8 @@ def fill(body: object, defaults: Defaults) -> None:
 def _checked(said: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that count, under our names. Raises ``InvalidField`` unless a request could ask for the same."""
     found = {name: said[key] for key, name in NAMES.items() if key in said}
+    for name, value in found.items():
+        if len(shown := repr(value)) > MAX_SHOWN:
+            raise InvalidField(name, shown[:MAX_SHOWN] + "...", "a number, and a short one")
     SamplingParams(**{name: value for name, value in found.items() if value is not None})
     return found

@@ -415,6 +415,8 @@ def read_header(file: Path) -> dict[str, Place]:
     """The tensors that a safetensors file has, checked against its length."""
     try:
         size = file.stat().st_size
+        if not file.is_file() and not file.is_dir():
+            raise BadModelFile(file, "it is a pipe or a device")  # to open one may wait for ever
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):

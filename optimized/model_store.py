@@ -94,7 +94,7 @@ def resolve(model: str | os.PathLike[str] | None) -> Path:
             return located(asked)
         except ModelUnavailable as error:
             raise ModelUnavailable(f"there is no file or folder {str(path)!r}; {error}", path=path) from None
-    if path.is_file() and path.suffix.lower() != ".gguf":
+    if not path.is_dir() and (not path.is_file() or path.suffix.lower() != ".gguf"):  # a pipe or a device has no end
         raise BadModelFile(path, f"this is not a model: pass {ACCEPTED}")
     if path.is_dir() and not (path / "config.json").is_file():
         raise BadModelFile(path, f"the folder has no config.json: pass {ACCEPTED}")

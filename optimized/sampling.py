@@ -34,6 +34,7 @@ Where ``forced_token_ids`` has a token for this place of the output, it is that 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,7 +117,7 @@ class SamplingParams:
         self._settle_lists()
         demand_integer("n", self.n, 1, MAX_SAMPLES)
         demand_number("temperature", self.temperature, 0.0, math.inf)
-        if 0.0 < self.temperature < MIN_TEMPERATURE or self.temperature == math.inf:
+        if 0.0 < self.temperature < MIN_TEMPERATURE or self.temperature > sys.float_info.max:
             raise InvalidField("temperature", self.temperature, f"0, or finite and at least {MIN_TEMPERATURE}")
         demand_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:

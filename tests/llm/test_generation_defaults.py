@@ -50,21 +50,25 @@ def test_the_file_is_read_and_can_be_left_out_or_be_another(folder: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("min_p", True), ("max_new_tokens", 0)],
+    [("temperature", -1), ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("min_p", True), ("max_new_tokens", 0)]
+    + [("temperature", 10**400), ("top_k", 10**400), ("top_p", "a" * 100_000), ("min_p", [[0.5] * 9] * 9)],
+    ids=lambda value: repr(value)[:20],
 )
 def test_a_value_that_no_request_could_have_is_refused(tiny: Checkpoint, key: str, value: object) -> None:
     sentence = "generation_config.json: .* is .*--generation-config vllm leaves this file out"
-    with pytest.raises(BadModelFile, match=sentence):
+    with pytest.raises(BadModelFile, match=sentence) as raised:
         defaults_of(replace(tiny, generation_config={key: value}))
+    assert len(raised.value.reason) < 300
     assert defaults_of(replace(tiny, generation_config={key: value}), "vllm") == {}
     with pytest.raises(InvalidConfig, match="override_generation_config is .*possible for a request"):
         checked_override({key: value})
 
 
-@pytest.mark.parametrize("text", ["", "[]", "1", "{", '{"do_sample": true}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "1", "{", '{"do_sample": true}', "[" * 100_000, "null"])
 def test_an_override_that_means_nothing_is_refused(text: str) -> None:
-    with pytest.raises(InvalidConfig, match="override_generation_config is .* an object of temperature"):
+    with pytest.raises(InvalidConfig, match="override_generation_config is .* an object of temperature") as raised:
         read_override(text)
+    assert len(str(raised.value)) < 300
     assert read_override(None) is None
 
 

@@ -1,6 +1,7 @@
 """Hugging Face directories: one file or shards, checked before anything is read."""
 
 import json
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 from optimized.checkpoint import ConfigError, ModelConfig, llama3_divisors, load_checkpoint
 from optimized.gguf_checkpoint import config_json, read_gguf
-from optimized.hf_checkpoint import load_directory, parse_config
+from optimized.hf_checkpoint import load_directory, parse_config, read_header
 from optimized.model_store import BadModelFile, ModelUnavailable, resolve
 from tests.models.tiny_files import TINY, write_directory, write_gguf
 
@@ -276,6 +277,13 @@ def test_other_files_and_folders_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("hello")
     with pytest.raises(BadModelFile, match="this is not a model"):
         resolve(tmp_path / "model.txt")
+    os.mkfifo(tmp_path / "model.gguf")
+    for endless in (tmp_path / "model.gguf", Path("/dev/zero")):
+        with pytest.raises(BadModelFile, match="this is not a model"):
+            resolve(endless)
+    (tmp_path / "model.gguf").rename(tmp_path / "model.safetensors")
+    with pytest.raises(BadModelFile, match="it is a pipe or a device"):
+        read_header(tmp_path / "model.safetensors")
     with pytest.raises(BadModelFile, match="the folder has no config.json"):
         resolve(tmp_path)
 

@@ -201,7 +201,9 @@ def test_doctor_lists_them_and_a_release_refuses_to_let_one_fail(monkeypatch: py
     for point in (FaultPoint.FORWARD, FaultPoint.WRITE_TRACE):
         with pytest.raises(point.error, match=point.title):
             reach(point)
-    for wrong in ("nothing", "device.forward:0", "device.forward:x", ","):
+    with pytest.raises(InvalidConfig, match="each is there once"):
+        arm({VARIABLE: "trace.write:1,trace.write:2"})
+    for wrong in ("nothing", "device.forward:0", "device.forward:x", ",", f"device.forward:{'9' * 5_000}"):
         with pytest.raises(InvalidConfig, match="NAME:N"):
             arm({VARIABLE: wrong})
     monkeypatch.setattr(fault_points, "is_release", lambda: True)

@@ -340,7 +340,14 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
         ("port: '", "line 1: it is not YAML"),
         ("port: !!python/object/apply:os.getpid []", "line 1: port is not one value"),
         ("port: !!python/name:os.getpid ''", "line 1: port is not one value"),
-        ("port:\n" + "- " * 20_000, "it is not YAML: maximum recursion depth"),
+        ("port:\n" + "- " * 20_000, "c.yaml, line 2: too much is inside each other"),
+        ("port: " + "[" * 60_000, "c.yaml, line 1: too much is inside each other"),
+        ('port: "\\ud800"', "line 1: port has half a character"),
+        ('"po\\e[31m": 1', "line 1: po\\x1b[31m is no setting"),
+        ("port = " + "[" * 60_000, "it is not TOML of settings: too much is inside each other"),
+        ("a" + ".a" * 30_000 + " = 1", "line 1: it has more than 100 dots"),
+        ("port = " + "9" * 5_000, "it is not TOML: Exceeds the limit"),
+        ("port = 0x" + "f" * 60_000, "it is not TOML: Exceeds the limit"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str | None, sentence: str) -> None:
