@@ -6,13 +6,15 @@ are rows of one matrix. Scores, softmax and values of a row are summed in an ord
 
 from numba import carray, njit
 
-from kernels.cpu.instructions import HERE
+from kernels.cpu.instructions import AVX2, HERE
 from kernels.cpu.layout import CHUNK_ROWS
 from kernels.cpu.memory import LINE
 from kernels.cpu.product import product_kernel, scattered_kernel
 from kernels.cpu.vectors import (
     LEFT_BYTES,
+    all_finite,
     claim,
+    fetch,
     float32_at,
     int32_at,
     int64_at,
@@ -21,6 +23,9 @@ from kernels.cpu.vectors import (
     uint16_at,
     wait_for,
 )
+
+FETCHES = HERE is AVX2
+"""Whether blocks are asked for before they are read: they lie anywhere, which no processor foresees. Tried with AVX2 only."""
 
 score_all, score_8, score_4, score_3, score_2, score_1 = (
     product_kernel(rows, 1) for rows in (CHUNK_ROWS, 8, 4, 3, 2, 1)
@@ -90,15 +95,6 @@ def values_tile(a, lda, rows, parts, count, size, pairs, c, ldc):
 
 
 @njit(error_model="numpy")
-def is_finite(block, count):
-    """Whether so many bf16 numbers are all finite."""
-    numbers, worst = carray(uint16_at(block), count), 0
-    for i in range(count):
-        worst = max(worst, numbers[i] & 0x7FFF)
-    return worst < 0x7F80
-
-
-@njit(error_model="numpy")
 def copy_live(source, target, size, block_size, first, stop):
     """A block of values with zeros for all places but ``first`` to ``stop``."""
     old, new = carray(uint16_at(source), block_size * size), carray(uint16_at(target), block_size * size)
@@ -133,6 +129,10 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
     is_clean = True
     for j in range(begin, stop):
         offset = (table[j] * g.num_kv_heads + kv_head) * block_bytes
+        if FETCHES:
+            fetch(layer.value_cache + offset, block_bytes)
+            if j + 1 < stop:
+                fetch(layer.key_cache + (table[j + 1] * g.num_kv_heads + kv_head) * block_bytes, block_bytes)
         for column in range(0, block_size, 16):
             out = scores + ((j - begin) * block_size + column) * 4
             scores_tile(
@@ -147,7 +147,7 @@ def attend(g, layer, thread, seq, tokens, start, first_row, kv_head):
             )
         parts[j - begin] = layer.value_cache + offset
         if (j + 1) * block_size > seen_by_first or j * block_size < seen_by_all:
-            is_clean = is_clean and is_finite(layer.value_cache + offset, block_size * size)
+            is_clean = is_clean and all_finite(layer.value_cache + offset, block_size * size // 32)
     vectors = (stop - begin) * block_size // 16
     factors = carray(float32_at(g.factors + thread * g.chunk_rows * 4), tokens * group)
     for row in range(tokens * group):

@@ -9,6 +9,7 @@ from kernels.cpu.emit import (
     ADDRESS,
     F32,
     FLOATS,
+    I16,
     I32,
     I64,
     INTS,
@@ -86,16 +87,37 @@ def softmax(context, scores, weights, first, stop, vectors, scale):
             score = builder.fmul(emit_load(builder, builder.add(scores, builder.shl(i, I64(6))), FLOATS), factor)
             return seen, builder.select(seen, score, emit_constant(LOWEST))
 
+        def either(i, whole, part):
+            """``whole(i)`` where all 16 scores are seen, which needs no mask, or ``part(i)``, which is the same."""
+            begins = builder.shl(i, I64(4))
+            after = builder.icmp_signed(">=", begins, first)
+            before = builder.icmp_signed("<=", builder.add(begins, I64(LANES)), stop)
+            with builder.if_else(builder.and_(after, before)) as (then, otherwise):
+                with then:
+                    one, one_block = whole(i), builder.block
+                with otherwise:
+                    other, other_block = part(i), builder.block
+            value = builder.phi(FLOATS)
+            value.add_incoming(one, one_block)
+            value.add_incoming(other, other_block)
+            return value
+
+        def unmasked(i):
+            return builder.fmul(emit_load(builder, builder.add(scores, builder.shl(i, I64(6))), FLOATS), factor)
+
         def larger(i, held):
-            return [emit_call(builder, "llvm.maxnum.v16f32", FLOATS, held[0], scaled(i)[1])]
+            score = either(i, unmasked, lambda i: scaled(i)[1])
+            return [builder.select(builder.fcmp_ordered(">", score, held[0]), score, held[0])]
 
         [largest] = emit_loop(builder, vectors, [emit_constant(LOWEST)], larger)
         largest = emit_splat(builder, emit_call(builder, "llvm.vector.reduce.fmax.v16f32", F32, largest), FLOATS)
 
-        def exponentials(i, held):
+        def masked_power(i):
             seen, score = scaled(i)
-            power = emit_exp2(builder, builder.fsub(score, largest))
-            power = builder.select(seen, power, emit_constant(0.0))
+            return builder.select(seen, emit_exp2(builder, builder.fsub(score, largest)), emit_constant(0.0))
+
+        def exponentials(i, held):
+            power = either(i, lambda i: emit_exp2(builder, builder.fsub(unmasked(i), largest)), masked_power)
             emit_store(
                 builder, HERE.emit_to_left(builder, power), builder.add(weights, builder.shl(i, I64(LEFT_SHIFT + 4)))
             )
@@ -132,6 +154,27 @@ def largest(context, floats, vectors):
 
 
 @intrinsic
+def all_finite(context, numbers, vectors):
+    """Whether ``32 * vectors`` bf16 numbers are all finite: the exponent of none has only ones."""
+
+    def codegen(context, builder, signature, arguments):
+        numbers, vectors = arguments
+        kind = ir.VectorType(I16, 2 * LANES)
+        ones = ir.Constant(kind, [0x7F80] * (2 * LANES))
+
+        def turn(i, held):
+            bits = emit_load(builder, builder.add(numbers, builder.shl(i, I64(6))), kind, 2)
+            return [builder.or_(held[0], builder.icmp_signed("==", builder.and_(bits, ones), ones))]
+
+        [found] = emit_loop(
+            builder, vectors, [ir.Constant(ir.VectorType(ir.IntType(1), 2 * LANES), [0] * 2 * LANES)], turn
+        )
+        return builder.not_(emit_call(builder, "llvm.vector.reduce.or.v32i1", ir.IntType(1), found))
+
+    return types.boolean(ADDRESS, types.int64), codegen
+
+
+@intrinsic
 def float_bits(context, x):
     return types.int32(types.float32), lambda context, builder, signature, arguments: builder.bitcast(arguments[0], I32)
 
@@ -164,6 +207,24 @@ def claim(context, address):
         return builder.atomic_rmw("add", counter, I64(1), "seq_cst")
 
     return types.int64(ADDRESS), codegen
+
+
+@intrinsic
+def fetch(context, address, num_bytes):
+    """Asks for so many bytes, which will be read soon; nothing waits for them."""
+
+    def codegen(context, builder, signature, arguments):
+        address, num_bytes = arguments
+
+        def turn(i, held):
+            line = builder.inttoptr(builder.add(address, builder.shl(i, I64(6))), ir.PointerType(ir.IntType(8)))
+            emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
+            return []
+
+        emit_loop(builder, builder.lshr(num_bytes, I64(6)), [], turn)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64), codegen
 
 
 SPINS = 4000  # turns of waiting, some 100 microseconds, before a thread gives its core to others
