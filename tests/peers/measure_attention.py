@@ -38,7 +38,7 @@ def main() -> None:
             cache.normal_()
         places = torch.randperm(sum(blocks), dtype=torch.int32)
         tables = torch.zeros(len(batch), max(blocks), dtype=torch.int32)
-        for row, part in zip(tables, places.split(blocks), strict=True):
+        for row, part in zip(tables, torch.split(places, blocks), strict=True):
             row[: len(part)] = part
         starts = [0]
         for tokens, _ in batch:
