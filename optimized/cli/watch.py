@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 if TYPE_CHECKING:
     from optimized.block_residency import BlockResidency
     from optimized.checkpoint import Checkpoint
+    from optimized.cli.last_events import Violations
     from optimized.cli.lossy_trace import LossyTraces, Uncaught
     from optimized.model_core import EngineArgs, MakeObserver, TorchCore
     from spec.batches import Computed
@@ -46,14 +47,17 @@ class Watch:
         kv_events: Path | None = None,
         residency: BlockResidency | None = None,
         traces: LossyTraces | None = None,
+        violations: Violations | None = None,
     ) -> None:
-        """A ``trace`` that can not be written ends the engine, unless it is one of ``traces``."""
+        """A ``trace`` that can not be written ends the engine, unless it is one of ``traces``. Without one, the events that led
+        to a broken rule are among ``violations``."""
         self.engine = engine
         self.self_check = self_check
         self.trace = trace
         self.kv_events = kv_events
         self.residency = residency
         self.traces = traces
+        self.violations = violations
         self._writer: Writer | Uncaught | None = None
         self._num_made = 0
         self._judge: Sampled | Follower | None = None
@@ -95,10 +99,18 @@ class Watch:
 
             self._judge = Follower(config, self.engine, choices)
         if self._judge is not None:
-            observers.append(self._judge)
+            observers.append(self._judge if self.trace is not None else self._kept(config, choices, self._judge))
         if self.residency is not None:
             observers.append(self.residency.observer(config))
         return observers[0] if len(observers) == 1 else Several(config.block_size, observers)
+
+    def _kept(self, config: Config, choices: Choices, judge: Observer) -> Observer:
+        """The judge, by whom the last events are written if he finds that a rule is broken: there is no trace."""
+        if self.violations is None:
+            from optimized.cli.last_events import Violations
+
+            self.violations = Violations()
+        return self.violations.begin(config, self.engine, choices, judge)
 
     def make_core(
         self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None

@@ -144,14 +144,17 @@ def test_a_run_that_is_judged_by_counters_keeps_its_cache(run: Run, tiny_path: P
 
 @pytest.mark.parametrize("how", ["sampled", "every-step"])
 def test_a_broken_engine_is_told_by_the_rule(
-    run: Run, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    run: Run, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The pool forgets that a second table entry is a second holder."""
+    monkeypatch.setenv("KVPROOF_HOME", str(tmp_path))
     monkeypatch.setattr("optimized.pool.BlockPool.share", lambda pool, table: None)
     result = run("generate", "one", "--model", tiny_path, "--n", 2, "--max-tokens", 9, "--self-check", how)
     assert result.exit_code == 1
     assert complaint(result)[0].startswith("ALLOC-2 does not hold: ")
     assert "Traceback" not in result.stderr
+    [file] = (tmp_path / "violations").iterdir()
+    assert str(file) in complaint(result)[-1]
 
 
 @pytest.mark.parametrize("engine", ["optimized", "reference"])
