@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 MAX_FILES = 10_000
+MAX_NAME = 255
+SLACK_BYTES = 32 << 20
 TIMEOUT_S = 30.0
 SHOWN_FILES = 8
 
@@ -72,20 +74,37 @@ def fetch(asked: HubModel) -> Path:
 
 
 def _fetch(asked: HubModel) -> Path:
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi, get_session, hf_hub_download
 
+    def check(response: Any) -> None:  # Any: of the library's HTTP client, which is another one in each of its versions
+        # The library keeps a file under its tag, and what is there already it takes for that file.
+        tags = {response.headers.get(name, "").lstrip("W/").strip('"') for name in ("etag", "x-linked-etag")}
+        if any(".." in tag or "\\" in tag or tag.startswith("/") for tag in tags):
+            raise _refused(asked, f"the hub gives a file a tag that leads elsewhere, {max(tags)[:80]!r}")
+
+    session = get_session()
+    before = session.event_hooks
+    session.event_hooks = {**before, "response": [*before.get("response", []), check]}
+    try:
+        return _fetched(asked, HfApi, hf_hub_download)
+    finally:
+        session.event_hooks = before
+
+
+def _fetched(asked: HubModel, api: Any, download: Any) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT") or None  # the library's own, unless said
-    info = HfApi(endpoint=endpoint).model_info(
+    info = api(endpoint=endpoint).model_info(
         asked.name, revision=asked.revision, files_metadata=True, timeout=TIMEOUT_S
     )
     commit, listed = _listed(asked, info)
 
     def get(file: HubFile) -> Path:
-        found = Path(
-            hf_hub_download(asked.name, file.name, revision=commit, cache_dir=cache_folder(), endpoint=endpoint)
-        )
+        counting = _counting(asked, file)
+        where = {"revision": commit, "cache_dir": cache_folder(), "endpoint": endpoint}
+        found = Path(download(asked.name, file.name, **where, tqdm_class=counting))
         if not file.is_in(found):
-            os.unlink(found.resolve())
+            if (content := found.resolve()).is_relative_to(asked.folder.resolve()):
+                content.unlink()
             found.unlink(missing_ok=True)
             raise _refused(asked, f"{file.name} came damaged, and was removed: run again")
         return found
@@ -103,15 +122,40 @@ def _fetch(asked: HubModel) -> Path:
     return asked.at(commit)
 
 
+def _counting(asked: HubModel, file: HubFile) -> Any:
+    """The library's own bar, which ends a download that is much more than its file: the library takes what comes."""
+    from huggingface_hub import utils
+
+    bar: Any = utils.tqdm  # type: ignore[attr-defined]  # it is there in all versions, and has no types
+
+    class Counting(bar):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._num_bytes = kwargs.get("initial") or 0
+            super().__init__(*args, **kwargs)
+
+        def update(self, n: Any = 1) -> Any:
+            self._num_bytes += n or 0
+            if self._num_bytes > 2 * file.num_bytes + SLACK_BYTES:  # what comes twice or in parts may count twice
+                raise _refused(asked, f"{file.name} has {file.num_bytes:,} bytes, and more and more come")
+            return super().update(n)
+
+    return Counting
+
+
 def _listed(asked: HubModel, info: ModelInfo) -> tuple[str, Mapping[str, HubFile]]:
     """The commit that a revision is, and its files."""
     commit, siblings = info.sha or "", info.siblings or []
     if FULL_COMMIT.fullmatch(commit) is None or (FULL_COMMIT.fullmatch(asked.revision) and commit != asked.revision):
         raise _refused(asked, f"the hub calls it commit {commit[:80]!r}")
+    if len(siblings) > MAX_FILES:
+        raise _refused(asked, f"it has {len(siblings):,} files, at most {MAX_FILES:,} are looked at")
     listed = {}
-    for each in siblings[:MAX_FILES]:
+    for each in siblings:
         sha256 = None if each.lfs is None else each.lfs.sha256
-        if FILE.fullmatch(each.rfilename) and each.size is not None and (sha256 or each.blob_id):
+        is_named = (
+            isinstance(each.rfilename, str) and len(each.rfilename) <= MAX_NAME and FILE.fullmatch(each.rfilename)
+        )
+        if is_named and type(each.size) is int and each.size >= 0 and (sha256 or each.blob_id):
             listed[each.rfilename] = HubFile(each.rfilename, each.size, sha256, each.blob_id)
     return commit, listed
 

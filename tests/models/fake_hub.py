@@ -24,6 +24,8 @@ class FakeHub:
     )
     lies: dict[str, bytes] = field(default_factory=dict)
     """What comes instead of a file that is listed."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """What a file is said to be known by, instead of its hash."""
     asked: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -84,7 +86,7 @@ class FakeHub:
             return 200, {"Content-Type": "application/json"}, json.dumps(made).encode()
         if file not in self.files:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        etag = hashlib.sha256(self.files[file]).hexdigest()
+        etag = self.tags.get(file) or hashlib.sha256(self.files[file]).hexdigest()
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": commit}, self.lies.get(file, self.files[file])
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from optimized.checkpoint import load_checkpoint
 from optimized.hub_cache import HubModel, is_whole, located
+from optimized.hub_fetch import MAX_FILES, SLACK_BYTES
 from optimized.model_choice import chosen_checkpoint
 from optimized.model_store import ModelUnavailable, resolve
 from spec.vocabulary import InvalidConfig
@@ -92,6 +93,40 @@ def test_a_damaged_file_is_removed_and_the_revision_stays_unknown(hub: FakeHub, 
         assert not (tmp_path / "hub" / "models--org--name" / "refs" / "main").exists()
     hub.lies = {}
     assert is_whole(resolve("org/name"))
+
+
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_tag_that_leads_out_of_the_cache_touches_nothing_there(
+    hub: FakeHub, tmp_path: Path, is_absolute: bool
+) -> None:
+    """The library keeps a file under its tag, so it was read, written, and at last removed as a damaged one."""
+    mine = tmp_path / "mine"
+    for name in ("config.json", SHARDS[1]):
+        mine.write_text("mine")
+        hub.tags = {name: str(mine) if is_absolute else "../../../mine"}
+        with pytest.raises(ModelUnavailable, match="the hub gives a file a tag that leads elsewhere, '"):
+            resolve("org/name")
+        assert mine.read_text() == "mine"
+        mine.unlink()
+        with pytest.raises(ModelUnavailable):
+            resolve("org/name")
+        assert not mine.exists()
+        assert {each.name for each in tmp_path.iterdir()} == {"made", "hub"}
+    hub.tags = {}
+    assert is_whole(resolve("org/name"))
+
+
+def test_a_file_that_is_more_than_its_size_does_not_fill_the_disk(hub: FakeHub, tmp_path: Path) -> None:
+    hub.lies = {"config.json": b"x" * (SLACK_BYTES + (16 << 20))}
+    with pytest.raises(ModelUnavailable, match="config.json has [0-9,]+ bytes, and more and more come"):
+        resolve("org/name")
+    assert sum(path.stat().st_size for path in (tmp_path / "hub").rglob("*") if path.is_file()) <= SLACK_BYTES + 4096
+
+
+def test_a_list_without_end_is_refused(hub: FakeHub) -> None:
+    hub.files |= {f"{number}.bin": b"" for number in range(MAX_FILES)}
+    with pytest.raises(ModelUnavailable, match="it has 10,009 files, at most 10,000 are looked at"):
+        resolve("org/name")
 
 
 @pytest.mark.parametrize(
