@@ -19,6 +19,8 @@ from spec.trace import Writer, gap_line
 from spec.vocabulary import Config, Event, SeqId, State, Token
 
 MOST_EVENTS = 100_000
+MOST_NUMBERS = 2_000_000
+"""So many events are kept at most, and so many numbers of what they tell at length: a read of one token names every slot before it."""
 MOST_FILES = 8
 FOLDER = "violations"
 SHOWN = "This is what the engine shows after its events, which no log has."
@@ -27,9 +29,12 @@ SHOWN = "This is what the engine shows after its events, which no log has."
 class Violations:
     """The files of a process in which the events before broken rules are."""
 
-    def __init__(self, most_events: int = MOST_EVENTS, folder: Path | None = None) -> None:
+    def __init__(
+        self, most_events: int = MOST_EVENTS, folder: Path | None = None, most_numbers: int = MOST_NUMBERS
+    ) -> None:
         """``most_events`` are kept of each engine, and at least its last call. Without a ``folder``, one in ``KVPROOF_HOME``."""
         self.most_events = most_events
+        self.most_numbers = most_numbers
         self.folder = folder
         self.num_files = 0
 
@@ -55,14 +60,15 @@ class LastEvents:
         self._violations = violations
         self._of = (config, engine, choices)
         self._judge = in_batches(judge, config.block_size)
-        self._told = deque[tuple[int, str, tuple[Any, ...]]]()
-        """How many events each call told of, its name, and what it told."""
+        self._told = deque[tuple[int, int, str, tuple[Any, ...]]]()
+        """How many events each call told of, in how many numbers at length, its name, and what it told."""
         self._num_kept = 0
+        self._num_numbers = 0
         self._num_gone = 0
         self._note: str | None = None
 
     def event(self, event: Event) -> None:
-        self._keep(1, "event", event)
+        self._keep(1, sum([len(each) for each in vars(event).values() if type(each) is tuple]), "event", event)
         try:
             self._judge.event(event)
         except RuleViolation as violation:
@@ -71,7 +77,7 @@ class LastEvents:
 
     def allocated(self, seqs: Sequence[SeqId]) -> None:
         """A token's room for each of these sequences."""
-        self._keep(len(seqs), "allocated", tuple(seqs))
+        self._keep(len(seqs), 0, "allocated", tuple(seqs))
         try:
             self._judge.allocated(seqs)
         except RuleViolation as violation:
@@ -80,7 +86,7 @@ class LastEvents:
 
     def computed(self, step: Computed) -> None:
         """The writes of a step, and its reads."""
-        self._keep(len(step), "computed", step)
+        self._keep(len(step), sum(map(len, step.tables.values())), "computed", step)
         try:
             self._judge.computed(step)
         except RuleViolation as violation:
@@ -89,7 +95,7 @@ class LastEvents:
 
     def appended(self, seqs: Sequence[SeqId], tokens: Sequence[Token]) -> None:
         """A token for each of these sequences."""
-        self._keep(len(seqs), "appended", tuple(seqs), tuple(tokens))
+        self._keep(len(seqs), 0, "appended", tuple(seqs), tuple(tokens))
         try:
             self._judge.appended(seqs, tokens)
         except RuleViolation as violation:
@@ -104,12 +110,17 @@ class LastEvents:
             self._tell(violation, is_shown=True)
             raise
 
-    def _keep(self, num_events: int, name: str, *told: object) -> None:
-        self._told.append((num_events, name, told))
+    def _keep(self, num_events: int, num_numbers: int, name: str, *told: object) -> None:
+        self._told.append((num_events, num_numbers, name, told))
         self._num_kept += num_events
-        while self._num_kept > self._violations.most_events and len(self._told) > 1:
-            gone = self._told.popleft()[0]
+        self._num_numbers += num_numbers
+        limits = self._violations
+        while self._num_kept > limits.most_events or self._num_numbers > limits.most_numbers:
+            if len(self._told) == 1:
+                break
+            gone, numbers, _, _ = self._told.popleft()
             self._num_kept -= gone
+            self._num_numbers -= numbers
             self._num_gone += gone
 
     def _tell(self, violation: RuleViolation, *, is_shown: bool = False) -> None:
@@ -142,7 +153,7 @@ class LastEvents:
         )
 
     def _tell_all(self, writer: Writer) -> None:
-        for _, name, told in self._told:
+        for _, _, name, told in self._told:
             getattr(writer, name)(*told)
 
 

@@ -1,6 +1,7 @@
 """A rule that is broken while nobody writes a trace: what led there is in a file, as far as it is kept."""
 
 import json
+import re
 import stat
 from pathlib import Path
 
@@ -86,6 +87,15 @@ def test_what_the_engine_shows_is_in_no_log(forgetful: None, tmp_path: Path) -> 
     [file] = tmp_path.iterdir()
     assert note.startswith(f"{SHOWN} Its events are in {file}, ")
     assert CliRunner().invoke(app, ["trace", "check", str(file)]).exit_code == 0
+
+
+@pytest.mark.usefixtures("careless")
+def test_what_is_told_at_length_counts_by_its_numbers(tmp_path: Path) -> None:
+    broken(SelfCheck.SAMPLED, Violations(folder=tmp_path, most_numbers=10), num_sound=3)
+    [file] = tmp_path.iterdir()
+    _, gap, *events = map(json.loads, file.read_text().splitlines())
+    num_gone, num_kept = map(int, re.findall(r"\d+", gap["gap"]))
+    assert num_gone > num_kept >= len(events) > 0
 
 
 @pytest.mark.usefixtures("careless")
