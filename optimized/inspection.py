@@ -14,7 +14,7 @@ from optimized.capacity import FP8_SCALE_BYTES, bytes_per_block
 from optimized.checkpoint import Checkpoint, load_checkpoint
 from optimized.generation_defaults import defaults_of
 from optimized.hub_cache import SIDE_FILES, HubModel, cache_folder, commit_of, in_cache, name_of
-from optimized.model_store import BadModelFile, ModelUnavailable, default_path, resolve, sha256_of
+from optimized.model_store import BadModelFile, ModelUnavailable, default_path, resolve, sha256_of, spelled_out
 
 DEFAULT = "default"
 """What the model is called that is served where none is named."""
@@ -63,8 +63,12 @@ class Inspection:
         total = sum(file.num_bytes for file in self.files)
         shown = _lines({"model": self.model, "path": self.path, "commit": self.commit or ""})
         shown += _lines({"files": f"{len(self.files)}, {total:,} bytes, with their SHA-256"})
-        width = max((len(file.name) for file in self.files), default=0)
-        shown += [f"  {file.name:<{width}} {file.num_bytes:>15,}  {file.sha256}" for file in self.files]
+        names = [spelled_out(file.name) for file in self.files]
+        width = max(map(len, names), default=0)
+        shown += [
+            f"  {name:<{width}} {file.num_bytes:>15,}  {file.sha256}"
+            for name, file in zip(names, self.files, strict=True)
+        ]
         if self.refused is not None:
             return "\n".join([*shown, *_lines({"served": f"no: {self.refused}"})])
         shape, types, blocks = self.shape or {}, self.tensor_types or {}, self.bytes_per_block or {}
@@ -184,7 +188,7 @@ def _makings(path: Path, found: Checkpoint) -> tuple[str, dict[str, int], int]:
 
 
 def _lines(facts: Mapping[str, str]) -> list[str]:
-    return [f"{name:14}{fact}" for name, fact in facts.items() if fact]
+    return [f"{name:14}{spelled_out(fact)}" for name, fact in facts.items() if fact]
 
 
 def _counted(kinds: list[tuple[str, int]]) -> tuple[dict[str, int], int]:

@@ -51,10 +51,18 @@ class BadModelFile(Exception):
     """A file of a model is refused; the sentence has its name and the reason."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        # Names in a file are the file's own choice: what could forge a line or steer a terminal is spelled out.
-        self.reason = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason)
-        super().__init__(f"{path}: {self.reason}")
+        self.reason = spelled_out(reason)
+        super().__init__(f"{spelled_out(str(path))}: {self.reason}")
         self.path = path
+
+
+def spelled_out(text: str) -> str:
+    """A text of somebody's choice, such as a name in a file, in which nothing forges a line or steers a terminal.
+
+    >>> spelled_out("a" + chr(10) + "b")
+    'a\\\\nb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def home() -> Path:

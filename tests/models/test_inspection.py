@@ -68,6 +68,18 @@ def test_a_model_that_is_refused_still_has_files(tmp_path: Path) -> None:
     assert "served        no: " in CliRunner().invoke(app, ["doctor", "--model", str(tmp_path)]).stdout
 
 
+def test_names_of_files_forge_no_line(tmp_path: Path) -> None:
+    write_directory(tmp_path, SMALL)
+    (tmp_path / "x\nserved        yes\x1b[31m.safetensors").write_bytes(b"")
+    index = {"weight_map": {"a": "\x1b[31m\ud800\n.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path)], color=True)
+    assert done.exit_code == 1
+    assert "\x1b" not in done.stdout and "served        yes\n" not in done.stdout
+    assert r"  x\nserved        yes\x1b[31m.safetensors " in done.stdout
+    assert r"\x1b[31m\ud800\n.safetensors: the file is missing" in done.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("model", "revision", "sentence"),
     [
