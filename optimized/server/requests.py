@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -233,7 +233,11 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[TextPart] | None = None
     name: str | None = None
+    # What openai-python's answers have in them, of which ours have nothing, in the words of its model_dump().
     refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
     tool_calls: list[SaidCall] | None = Field(None, max_length=64)
     tool_call_id: str | None = None
     # The content once more, as openai-python has read it.

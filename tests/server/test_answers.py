@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import jsonschema_rs
 import openai
@@ -132,13 +133,20 @@ def test_models_are_named(server: RunningServer) -> None:
 def test_the_openai_client_works(server: RunningServer) -> None:
     client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
     assert client.models.list().data[0].id == "tiny"
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 6}
+    asked: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 6}
+    asked["messages"] = [{"role": "user", "content": "hello"}]
     whole = client.chat.completions.create(**asked)
     stream = client.chat.completions.create(**asked, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert whole.choices[0].message.content == text
     assert whole.usage is not None
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    for said in (whole.choices[0].message, whole.choices[0].message.model_dump()):
+        messages: Any = [*asked["messages"], said, {"role": "user", "content": "more"}]
+        assert client.chat.completions.create(**{**asked, "messages": messages}).choices
+    messages[1] = {**messages[1], "annotations": [{"type": "url_citation"}]}
+    with pytest.raises(openai.BadRequestError, match="messages.1.annotations"):
+        client.chat.completions.create(**{**asked, "messages": messages})
     legacy = client.completions.create(model="tiny", prompt="hello", max_tokens=3, logprobs=1)
     assert legacy.choices[0].logprobs is not None
     with pytest.raises(openai.BadRequestError) as caught:
