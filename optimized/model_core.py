@@ -15,7 +15,7 @@ from optimized.cpu_path import QUANTIZATIONS, CpuPath, cpu_path, demand_narrow, 
 from optimized.device import Failure, PassFailed, Sampled
 from optimized.fault_points import FaultPoint, reach
 from optimized.plan import Plan, live_part
-from optimized.poison import is_asked_for
+from optimized.poison import is_asked_for, lost_blocks
 from optimized.pool import blocks_needed
 from optimized.snapshot import Look, look_at
 from optimized.stats import Stats
@@ -313,6 +313,8 @@ class TorchCore:
         self._forget([seq_id for seq_id, _ in outcome.finished])
         if outcome.failed:
             self._forget_ended()
+        if self.device.poisons:
+            self.device.lose(lost_blocks(self.core.scheduler.pool))
         return outcome
 
     def run(self, plan: Plan) -> Sequence[Sampled]:

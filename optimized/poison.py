@@ -1,6 +1,6 @@
 """Poison: numbers that spoil whatever reads them, in cells that nobody has written, for whoever debugs kernels and engines.
 
-A block that is handed out anew has what its last holder wrote, and a kernel that reads a cell too many finds plausible
+A block that was given back, or is handed out anew, has what its last holder wrote, and a kernel that reads a cell too many finds plausible
 numbers there. With ``KVPROOF_POISON=1`` it finds NaN, and the request that it reads for fails instead of going wrong. Rows and
 columns of a batch that belong to nobody name a block of their own, which is NaN from the first cell to the last.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optimized.plan import Plan
+    from optimized.pool import BlockPool
 
 VARIABLE = "KVPROOF_POISON"
 FP8_NAN = 0x7F
@@ -50,3 +51,11 @@ def unwritten_blocks(plan: Plan, block_size: int) -> list[BlockId]:
             num_written -= plan.num_dropped_blocks[row]
         found += table[num_written:]
     return found
+
+
+def lost_blocks(pool: BlockPool) -> set[BlockId]:
+    """The blocks that nobody holds and nobody can find: what is in them is lost. O(blocks)."""
+    cached = None if pool.cache is None else pool.cache.of_block
+    return {
+        block for block, count in enumerate(pool.ref_count) if not count and (cached is None or cached[block] is None)
+    }

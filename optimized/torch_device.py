@@ -26,7 +26,7 @@ from optimized.llama import LlamaModel
 from optimized.plan import Plan, Swap
 from optimized.poison import spoil, unwritten_blocks
 from optimized.sampling import Draw, Logprob, NoToken, SamplingParams, likeliest_tokens, logprobs, sample_rows
-from spec.vocabulary import Config, InvalidConfig, SeqId, Token
+from spec.vocabulary import BlockId, Config, InvalidConfig, SeqId, Token
 
 if TYPE_CHECKING:
     from optimized.vector_model import VectorModel
@@ -100,6 +100,7 @@ class TorchDevice:
         # A block more is what nobody's entries name.
         self.kv_caches = model.new_kv_caches(config.num_blocks + poisons, config.block_size)
         self._poisoned = [bytes_of(each) for layer in self.kv_caches for each in layer] if poisons else []
+        self._lost = set(range(config.num_blocks))
         spoil(self._poisoned, [config.num_blocks])
         self._host_caches = [
             tuple(_host_like(bytes_of(each), config.num_host_blocks) for each in layer) for layer in self.kv_caches
@@ -120,7 +121,8 @@ class TorchDevice:
     def run(self, plan: Plan) -> Sequence[Sampled]:
         reach(FaultPoint.MOVE_BLOCKS)
         self._move_blocks(plan)
-        if self._poisoned:
+        if self.poisons:
+            self._lost.difference_update(*plan.block_tables)
             spoil(self._poisoned, unwritten_blocks(plan, self.config.block_size))
         try:
             return self.compute(plan)
@@ -150,6 +152,16 @@ class TorchDevice:
             if tokens is not None:
                 return tokens
         return self._sample(plan, self.logits)
+
+    @property
+    def poisons(self) -> bool:
+        """Whether cells that nobody has written are NaN."""
+        return bool(self._poisoned)
+
+    def lose(self, blocks: set[BlockId]) -> None:
+        """What is in these blocks is lost, and no step reads it any more: those that were not lost before are NaN now."""
+        spoil(self._poisoned, sorted(blocks - self._lost))
+        self._lost = blocks
 
     def demand_alive(self) -> None:
         """Compute something that no request has a part in. Raises what the device raises."""

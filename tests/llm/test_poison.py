@@ -123,6 +123,22 @@ def test_a_stale_read_is_an_error_of_its_request_and_nothing_else_is(name: str) 
     assert told(model, limits, poisons=False, change=the_tables_of_the_step_before())[1] == 0
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_nobody_can_find_is_poisoned_when_it_is_given_back(
+    tiny: Checkpoint, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    llm = LLM(tiny, block_size=4, num_gpu_blocks_override=8, dtype="float32", enable_prefix_caching=keeps)
+    core = llm._core
+    assert isinstance(core, TorchCore)
+    llm.generate([[1] * 9], SamplingParams(max_tokens=2))
+    for layer in core.device.kv_caches:
+        for cache in layer:
+            has_nan = cache.isnan().flatten(1).all(1).tolist()
+            # Two full blocks and a third one that was not filled; five that were never used, and nobody's.
+            assert has_nan == [not keeps, not keeps, True, *[False] * 5, True]
+
+
 def test_blocks_that_a_step_begins_are_poisoned_and_no_others() -> None:
     plan = Plan(
         0,
