@@ -260,10 +260,9 @@ def _begun(
         if request in runs and request not in victims:
             events.append(Admit(request))
             events += [e for e in swaps if isinstance(e, SwapIn) and _request(before, e.seq) == request]
-            for seq, room in rooms.items():
-                if _request(before, seq) == request:
-                    events += room
-                    events += _published_ahead(before, events, shown)
+            for seq in seqs_of(before, request):
+                events += rooms.get(seq, [])
+                events += _published_ahead(before, events, shown)
     for victim in (i for i in victims if i in before.waiting):
         events.append(Admit(victim))
         events += _room_in_between(_follow(before, events), step_id, shown, victim)

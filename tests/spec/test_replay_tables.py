@@ -208,3 +208,26 @@ def test_what_a_step_publishes_it_may_hit_though_the_window_passes_that_before_i
     happened += [Append(0, (8,)), Append(1, (9,)), Slide(0, 1), Slide(1, 1)]
     happened += [*([Finish(1, FinishReason.LENGTH)] if is_over else []), Complete(0)]
     assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
+
+
+def test_siblings_that_are_admitted_get_room_in_their_order_whoever_is_written_first() -> None:
+    """The first one takes the block that the second one would have hit."""
+    config = Config(6, 1, prefix_cache=True)
+    before = replace(
+        initial_state(config),
+        seqs={0: Seq(0, (1, 2, 4), 1), 1: Seq(0, (1, 3, 5), 1)},
+        requests={0: Request(0, (1,), 4, (0, 1))},
+        waiting=(0,),
+        cached={0: CacheKey((1,)), 1: CacheKey((1, 3))},
+        cells={0: (1,), 1: (1, 3)},
+    )
+    happened: list[Event] = [Begin(0), Admit(0), Hit(0, (0,)), Allocate(0, 2, (1, 2))]
+    happened += [Hit(1, (0,)), Allocate(1, 2, (3, 4)), Submit(0)]
+    happened += [Write(1, 1, (3, 4)), Read(1, (0, 3, 4)), Write(0, 1, (1, 2)), Read(0, (0, 1, 2))]
+    happened += [
+        Append(0, (7,)),
+        Append(1, (8,)),
+        *(Publish(seq, index) for seq in (0, 1) for index in (1, 2)),
+        Complete(0),
+    ]
+    assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
