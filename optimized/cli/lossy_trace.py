@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -39,6 +41,8 @@ class LossyTraces:
     def begin(self, path: Path, config: Config, engine: str, choices: Choices, *, is_first: bool) -> Writer | Uncaught:
         """The trace of a new engine; if it can not be written, its events are counted. Whoever starts a server with one is told by ``OSError``."""
         try:
+            if path.is_dir():  # else the file would be told so when it gets its name, at the very end
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             self._newest = LossyWriter(self, path, config, engine, choices)
         except OSError as error:
             if is_first:

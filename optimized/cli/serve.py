@@ -13,6 +13,8 @@ from optimized.cli.settings import read_config, with_limits
 from optimized.cli.watch import SelfCheck, Watch
 from optimized.server.limits import Limits
 
+MAX_KEY_BYTES = 1 << 20
+
 
 @plain_errors
 @with_limits
@@ -270,6 +272,7 @@ def serve(
     from optimized.server.logs import LossyLog, start_logging
     from optimized.server.serve import Address
     from optimized.server.serve import serve as run
+    from spec.vocabulary import InvalidConfig
 
     if self_check is SelfCheck.EVERY_STEP and num_gpu_blocks_override is None and kv_cache_memory_bytes is None:
         num_gpu_blocks_override = SELF_CHECK_BLOCKS
@@ -327,6 +330,8 @@ def serve(
         "swap_space": swap_space,
     }
     override = read_override(override_generation_config)
+    if not all(map(str.strip, served_model_name or ())):
+        raise InvalidConfig("served_model_name", "", "not empty")
     EngineArgs(**arguments)  # type: ignore[arg-type]  # refuses what makes no sense before a model is fetched
     start_logging(log_format, log_level, log)
     source = context.get_parameter_source("api_key")
@@ -373,9 +378,18 @@ def demand_known(hash_algo: str, chunked_prefill: bool, tensor_parallel_size: in
 
 def keys_of(given: list[str], path: Path | None) -> list[str]:
     """Keys from the command line and from a file."""
-    lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
     from spec.vocabulary import InvalidConfig
 
+    lines: list[str] = []
+    if path is not None:
+        with path.open("rb") as file:
+            content = file.read(MAX_KEY_BYTES + 1)
+        if len(content) > MAX_KEY_BYTES:
+            raise InvalidConfig("api_key_file", str(path), f"a file of at most {MAX_KEY_BYTES:,} bytes")
+        try:
+            lines = content.decode().splitlines()
+        except UnicodeDecodeError:
+            raise InvalidConfig("api_key_file", str(path), "a text in UTF-8") from None
     found = [line.strip() for line in lines if line.strip()]
     if path is not None and not found:
         raise InvalidConfig("api_key_file", str(path), "a file with a key on each line, at least one")

@@ -77,8 +77,12 @@ class Address:
                 raise InvalidConfig(name, path, "a file that is there")
         if self.uds is not None and (self.host, self.port) != ("127.0.0.1", 8000):
             raise InvalidConfig("uds", self.uds, "left out where host or port is given")
+        if self.uds is not None and os.path.lexists(self.uds) and not _is_socket(self.uds):
+            raise InvalidConfig("uds", self.uds, "a socket, or a name that nothing has")
         if self.uds is not None and _is_served(self.uds):
             raise InvalidConfig("uds", self.uds, "a socket on which nobody listens")
+        if self.uds is not None and not os.path.isdir(os.path.dirname(self.uds) or "."):
+            raise InvalidConfig("uds", self.uds, "in a folder that is there")
         if not _is_loopback(self.host) and not self.keys and not self.allow_unauthenticated:
             raise InvalidConfig("host", self.host, "a loopback address, or with an API key, or --allow-unauthenticated")
 
@@ -86,6 +90,13 @@ class Address:
     def is_open(self) -> bool:
         """Whether others than this machine may ask without a key."""
         return not _is_loopback(self.host) and not self.keys
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:  # a link that leads nowhere
+        return False
 
 
 def _is_served(path: str) -> bool:

@@ -82,6 +82,10 @@ def test_a_file_without_keys_opens_nothing(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n \n")
     with pytest.raises(InvalidConfig, match="a file with a key on each line, at least one"):
         keys_of([], tmp_path / "keys")
+    (tmp_path / "keys").write_bytes(b"key\xff\n")
+    for path, why in ((tmp_path / "keys", "a text in UTF-8"), (Path("/dev/zero"), "at most 1,048,576 bytes")):
+        with pytest.raises(InvalidConfig, match=why):
+            keys_of([], path)
 
 
 def test_a_salt_is_of_printable_characters(small: RunningServer) -> None:

@@ -66,6 +66,8 @@ def test_whoever_starts_with_a_trace_that_can_not_be_is_told(tmp_path: Path) -> 
     watch = Watch("optimized", SelfCheck.OFF, tmp_path / "no" / "trace", traces=traces)
     with pytest.raises(FileNotFoundError):
         watch.make_observer(CONFIG)
+    with pytest.raises(IsADirectoryError):  # and not when the trace gets its name, when all is over
+        Watch("optimized", SelfCheck.OFF, tmp_path, traces=LossyTraces()).make_observer(CONFIG)
     serve_one(watch)  # a second engine goes on without one
     with Watch("optimized", SelfCheck.OFF, tmp_path / "trace") as whole:
         serve_one(whole)
