@@ -23,6 +23,8 @@ SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 """What is read of a model besides its weights."""
 
 MAX_INDEX_BYTES = 32 << 20
+MAX_NAME = 200
+"""Characters of a revision or a file, which are names in a file system, too."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class HubModel:
         if not is_hub_name(self.name):
             sentence = f"a revision is that of a model on the hub, ORG/NAME, and {self.name!r} is none"
             raise ModelUnavailable(sentence, path=cache_folder())
-        if REVISION.fullmatch(self.revision) is None or ".." in self.revision:
-            sentence = f"{self.revision!r} is no name of a branch, a tag or a commit"
+        if REVISION.fullmatch(self.revision) is None or ".." in self.revision or len(self.revision) > MAX_NAME:
+            sentence = f"{self.revision[:MAX_NAME]!r} is no name of a branch, a tag or a commit"
             raise ModelUnavailable(sentence, path=self.folder)
-        if self.file is not None and (FILE.fullmatch(self.file) is None or not self.file.lower().endswith(".gguf")):
-            raise ModelUnavailable(f"{self.file!r} is no name of a GGUF file on the hub", path=self.folder)
+        if self.file is not None and (
+            FILE.fullmatch(self.file) is None or not self.file.lower().endswith(".gguf") or len(self.file) > MAX_NAME
+        ):
+            raise ModelUnavailable(f"{self.file[:MAX_NAME]!r} is no name of a GGUF file on the hub", path=self.folder)
 
     @staticmethod
     def read(text: str) -> HubModel | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimized.hub_cache import FILE, MAX_INDEX_BYTES, SIDE_FILES, HubModel, cache_folder, shards_of
+from optimized.hub_cache import FILE, MAX_INDEX_BYTES, MAX_NAME, SIDE_FILES, HubModel, cache_folder, shards_of
 from optimized.model_store import CHUNK_BYTES, ModelUnavailable
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 MAX_FILES = 10_000
-MAX_NAME = 255
 SLACK_BYTES = 32 << 20
 TIMEOUT_S = 30.0
 SHOWN_FILES = 8

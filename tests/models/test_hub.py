@@ -137,6 +137,8 @@ def test_a_list_without_end_is_refused(hub: FakeHub) -> None:
         ("org/gated", "access has to be granted first"),
         ("org/broken", "the hub does not answer as it should \\(BadRequestError"),
         ("org/name@../x", "'../x' is no name of a branch"),
+        (f"org/name@{'a' * 300}", "'a{200}' is no name of a branch"),
+        (f"org/name:{'a' * 300}.gguf", "'a{200}' is no name of a GGUF file"),
         ("org/name:../x.gguf", "'../x.gguf' is no name of a GGUF file"),
         ("org/name:model.safetensors", "is no name of a GGUF file"),
     ],
