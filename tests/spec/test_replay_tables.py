@@ -231,3 +231,23 @@ def test_siblings_that_are_admitted_get_room_in_their_order_whoever_is_written_f
         Complete(0),
     ]
     assert events_of_step(before, report_of(happened), led_to(before, happened)) == happened
+
+
+def test_a_hit_that_the_window_passed_is_where_the_cache_named_it_before_and_not_where_it_names_it_since() -> None:
+    """The step publishes an equal block, which whoever shows the cache in the order of its blocks names first."""
+    config, key = Config(4, 2, window=1, prefix_cache=True), CacheKey((1, 2))
+    before = led_to(
+        replace(
+            initial_state(config, Choices(publishes_equal_blocks=True)),
+            cached={3: key},
+            cells={6: (1,), 7: (1, 2)},
+        ),
+        [Add(PAIR), Add(Request(1, (1, 2, 3), 2, (1,)))],
+    )
+    happened: list[Event] = [Begin(0), Admit(0), Allocate(0, 2, (0,)), Admit(1), Hit(1, (3,)), Allocate(1, 1, (1,))]
+    happened += [Submit(0), Write(0, 0, (0, 1)), Read(0, (0, 1)), Write(1, 2, (2,)), Read(1, (2,), 2)]
+    happened += [Append(0, (8,)), Append(1, (9,)), Publish(0, 0), Slide(0, 1), Slide(1, 1), Complete(0)]
+    shown = led_to(before, happened)
+    assert shown.cached == {3: key, 0: key}
+    in_order = replace(shown, cached={0: key, 3: key})
+    assert events_of_step(before, report_of(happened), in_order) == happened
