@@ -191,9 +191,12 @@ class Checkpoint:
         )
 
 
-def load_checkpoint(model: str | Path | None = None) -> Checkpoint:
-    """Load a GGUF file, a Hugging Face directory, or the default model; ``BadModelFile`` says why one is refused."""
-    path = resolve(model)
+def load_checkpoint(model: str | Path | None = None, *, with_tokenizer: bool = True) -> Checkpoint:
+    """Load a GGUF file, a Hugging Face directory, or the default model; ``BadModelFile`` says why one is refused.
+
+    Without ``with_tokenizer`` it may lack its tokenizer, as the caller has another one.
+    """
+    path = resolve(model, with_tokenizer=with_tokenizer)
     if path.is_dir():
         from optimized.hf_checkpoint import load_directory
 

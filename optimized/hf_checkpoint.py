@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,7 +262,19 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
 
 
 def _optional_json(path: Path, most: int) -> dict[str, Any]:
-    return read_json(path, most) if path.is_file() else {}
+    return read_json(path, most) if _is_there(path) else {}
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a model has a file that it can do without. Raises ``BadModelFile`` for something else of that name."""
+    if path.is_file():
+        return True
+    if os.path.lexists(path):
+        is_lost = path.is_symlink() and not path.exists()
+        raise BadModelFile(
+            path, "it is a link to nothing" if is_lost else "it is no file, but a folder, a pipe or a device"
+        )
+    return False
 
 
 def _read_bounded(path: Path, most: int) -> bytes:
@@ -290,7 +303,7 @@ def _sentence(error: BaseException) -> str:
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not _is_there(path):
         return None
     return Tokenizer.from_json(_read_bounded(path, MAX_TOKENIZER_BYTES), path)
 
@@ -298,7 +311,7 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
 def _chat_template(folder: Path, side: Mapping[str, Any]) -> str | None:
     """The template from its own file, else from tokenizer_config.json, where it may be a list of named ones."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if _is_there(path):
         try:
             return _read_bounded(path, MAX_TEMPLATE_BYTES).decode()
         except UnicodeDecodeError as error:
@@ -359,7 +372,7 @@ class SafetensorsTensors(LazyTensors):
 
 def _weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
     """The safetensors files of a model, each with the tensors that the index promises in it, if there is an index."""
-    if (folder / INDEX).is_file():
+    if _is_there(folder / INDEX):
         return _indexed(folder)
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: None}

@@ -19,7 +19,8 @@ REVISION = re.compile(r"\w[\w.-]*(/[\w.-]+)*", re.ASCII)
 COMMIT = re.compile(r"\w[\w.-]*", re.ASCII)
 FILE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 DEFAULT_REVISION = "main"
-SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER = "tokenizer.json"
+SIDE_FILES = ("config.json", "generation_config.json", TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 """What is read of a model besides its weights."""
 
 MAX_INDEX_BYTES = 32 << 20
@@ -79,12 +80,23 @@ def is_hub_name(model: str) -> bool:
     return NAME.fullmatch(model) is not None and not model.startswith(".") and ".." not in model
 
 
-def located(asked: HubModel) -> Path:
-    """Where a model is on this machine, where it is fetched to unless it is there. Raises ``ModelUnavailable``."""
+def located(asked: HubModel, *, with_tokenizer: bool = True) -> Path:
+    """Where a model is on this machine, where it is fetched to unless it is there. Raises ``ModelUnavailable``.
+
+    Without ``with_tokenizer`` another one is there, and a model that lacks its own is not fetched for it.
+    """
     found = in_cache(asked)
-    if found is not None and (is_whole(found) or is_offline()):
+    if found is not None and is_whole(found, with_tokenizer=with_tokenizer):
         return found
     if is_offline():
+        if found is not None and is_whole(found, with_tokenizer=False):
+            raise ModelUnavailable(
+                f"{asked} is in {cache_folder()} without its {TOKENIZER}, and HF_HUB_OFFLINE forbids to fetch it: unset "
+                f"that, name one (kvproof serve --tokenizer), or name {found} for token ids only",
+                path=found,
+            )
+        if found is not None:
+            return found  # who reads it says what else it lacks
         raise ModelUnavailable(
             f"{asked} is not in {cache_folder()}, and HF_HUB_OFFLINE forbids to fetch it: unset that, or put it there "
             f"with 'hf download {asked.name} --revision {asked.revision}'",
@@ -104,8 +116,11 @@ def in_cache(asked: HubModel) -> Path | None:
     return found if COMMIT.fullmatch(commit) is not None and found.exists() else None
 
 
-def is_whole(found: Path) -> bool:
-    """Whether nothing is left to be fetched: a download that was broken off leaves files out, and none in part."""
+def is_whole(found: Path, *, with_tokenizer: bool = True) -> bool:
+    """Whether nothing is left to be fetched: a download that was broken off leaves files out, and none in part.
+
+    transformers fetches a model and its tokenizer apart, so a model that may have a tokenizer lacks it.
+    """
     if not found.is_dir():
         return found.is_file()
     index = found / "model.safetensors.index.json"
@@ -113,7 +128,13 @@ def is_whole(found: Path) -> bool:
         weights = shards_of(index.read_bytes()) if index.is_file() else {"model.safetensors"}
     except (OSError, ValueError):
         return False
-    return all((found / name).is_file() for name in {"config.json", *weights})
+    has_words = (found / TOKENIZER).is_file() or known_absent(found, TOKENIZER).is_file()
+    return all((found / name).is_file() for name in {"config.json", *weights}) and (has_words or not with_tokenizer)
+
+
+def known_absent(snapshot: Path, name: str) -> Path:
+    """The empty file by which Hugging Face's tools know that a commit has no file of this name."""
+    return snapshot.parent.parent / ".no_exist" / snapshot.name / name
 
 
 def shards_of(index: bytes) -> set[str]:

@@ -12,12 +12,25 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimized.hub_cache import FILE, MAX_INDEX_BYTES, MAX_NAME, SIDE_FILES, HubModel, cache_folder, shards_of
+from optimized.hub_cache import (
+    FILE,
+    MAX_INDEX_BYTES,
+    MAX_NAME,
+    SIDE_FILES,
+    TOKENIZER,
+    HubModel,
+    cache_folder,
+    in_cache,
+    known_absent,
+    shards_of,
+)
 from optimized.model_store import CHUNK_BYTES, ModelUnavailable
 
 if TYPE_CHECKING:
@@ -26,6 +39,10 @@ if TYPE_CHECKING:
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 MAX_FILES = 10_000
+MAX_ANSWER_BYTES = 16 << 20
+MAX_ANSWER_S = 60.0
+"""Of the listing, and of each answer that is an error or leads elsewhere; of files it is their size that is known."""
+
 SLACK_BYTES = 32 << 20
 TIMEOUT_S = 30.0
 SHOWN_FILES = 8
@@ -59,42 +76,75 @@ def fetch(asked: HubModel) -> Path:
     try:
         import huggingface_hub  # noqa: F401  the rest of this imports from it
     except ModuleNotFoundError:
-        sentence = (
-            f"{asked} is not in {cache_folder()}, and to fetch it needs huggingface_hub: pip install 'kvproof[hub]'"
-        )
+        sentence = f"{_missing(asked)}, and to fetch it needs huggingface_hub: pip install 'kvproof[hub]'"
         raise ModelUnavailable(sentence, path=asked.folder) from None
     try:
         return _fetch(asked)
     except ModelUnavailable:
         raise
     except Exception as error:  # what the library and its HTTP client raise
-        sentence = f"{asked} is not in {cache_folder()}, and cannot be fetched: {_reason(error)}"
+        sentence = f"{_missing(asked)}, and cannot be fetched: {_reason(error)}"
         raise ModelUnavailable(sentence, path=asked.folder, details=str(error)) from error
 
 
+def _missing(asked: HubModel) -> str:
+    return f"{asked} is not {'in' if in_cache(asked) is None else 'whole in'} {cache_folder()}"
+
+
 def _fetch(asked: HubModel) -> Path:
-    from huggingface_hub import HfApi, get_session, hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download
 
     def check(response: Any) -> None:  # Any: of the library's HTTP client, which is another one in each of its versions
         # The library keeps a file under its tag, and what is there already it takes for that file.
         tags = {response.headers.get(name, "").lstrip("W/").strip('"') for name in ("etag", "x-linked-etag")}
         if any(".." in tag or "\\" in tag or tag.startswith("/") for tag in tags):
             raise _refused(asked, f"the hub gives a file a tag that leads elsewhere, {max(tags)[:80]!r}")
+        if not response.is_success:
+            _bound(asked, "an answer of the hub's", response, time.monotonic() + MAX_ANSWER_S)
+
+    with _seen_by(check):
+        return _fetched(asked, HfApi, hf_hub_download)
+
+
+@contextmanager
+def _seen_by(hook: Callable[[Any], None]) -> Iterator[None]:
+    """Show each answer of the hub's to ``hook``, before any of what it says is read."""
+    from huggingface_hub import get_session
 
     session = get_session()
     before = session.event_hooks
-    session.event_hooks = {**before, "response": [*before.get("response", []), check]}
+    session.event_hooks = {**before, "response": [*before.get("response", []), hook]}
     try:
-        return _fetched(asked, HfApi, hf_hub_download)
+        yield
     finally:
         session.event_hooks = before
 
 
+def _bound(asked: HubModel, what: str, response: Any, ends: float) -> None:
+    """Let an answer end that is too long, as it comes or unpacked, or that is not whole at ``ends``."""
+
+    def bounded(chunks: Iterable[bytes]) -> Iterator[bytes]:
+        num_bytes = 0
+        for chunk in chunks:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_ANSWER_BYTES:
+                raise _refused(asked, f"{what} has more than {MAX_ANSWER_BYTES:,} bytes")
+            if time.monotonic() > ends:
+                raise _refused(asked, f"{what} is not there after {MAX_ANSWER_S:g} s")
+            yield chunk
+
+    raw, unpacked = response.iter_raw, response.iter_bytes
+    response.iter_raw = lambda *args, **kwargs: bounded(raw(*args, **kwargs))
+    response.iter_bytes = lambda *args, **kwargs: bounded(unpacked(*args, **kwargs))
+
+
 def _fetched(asked: HubModel, api: Any, download: Any) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT") or None  # the library's own, unless said
-    info = api(endpoint=endpoint).model_info(
-        asked.name, revision=asked.revision, files_metadata=True, timeout=TIMEOUT_S
-    )
+    ends = time.monotonic() + MAX_ANSWER_S
+    with _seen_by(lambda response: _bound(asked, "the hub's listing", response, ends)):
+        info = api(endpoint=endpoint).model_info(
+            asked.name, revision=asked.revision, files_metadata=True, timeout=TIMEOUT_S
+        )
     commit, listed = _listed(asked, info)
 
     def get(file: HubFile) -> Path:
@@ -116,6 +166,10 @@ def _fetched(asked: HubModel, api: Any, download: Any) -> Path:
         raise _refused(asked, f"it has {num_bytes:,} bytes, and {cache_folder()} has room for {room:,}")
     for file in wanted:
         get(file)
+    if asked.file is None and TOKENIZER not in listed:
+        absent = known_absent(asked.at(commit), TOKENIZER)
+        absent.parent.mkdir(parents=True, exist_ok=True)
+        absent.touch()
     if asked.revision != commit:
         _remember(asked.folder / "refs" / asked.revision, commit)
     return asked.at(commit)

@@ -18,10 +18,11 @@ def chosen_checkpoint(
     model: str | None, revision: str | None = None, tokenizer: Path | None = None, chat_template: Path | None = None
 ) -> Checkpoint:
     """The model, with the files that are named instead of its own. ``revision`` is that of all files of a hub's model."""
+    is_own = tokenizer is None
     if revision is not None:
-        found = load_checkpoint(located(_at(model or "", revision)))
+        found = load_checkpoint(located(_at(model or "", revision), with_tokenizer=is_own))
     else:
-        found = load_checkpoint(model)
+        found = load_checkpoint(model, with_tokenizer=is_own)
     if tokenizer is not None:
         found = _with_tokenizer(found, tokenizer)
     if chat_template is not None:

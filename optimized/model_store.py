@@ -83,8 +83,9 @@ def default_path() -> Path:
     return home() / "models" / DEFAULT_NAME
 
 
-def resolve(model: str | os.PathLike[str] | None) -> Path:
-    """The file or folder that a model's name means; ``None`` is the default model."""
+def resolve(model: str | os.PathLike[str] | None, *, with_tokenizer: bool = True) -> Path:
+    """The file or folder that a model's name means; ``None`` is the default model. Without ``with_tokenizer`` another
+    tokenizer is there, and none is fetched for a model of the hub that is here but for its own."""
     if model is None:
         return default_model()
     path = Path(model).expanduser()
@@ -99,7 +100,7 @@ def resolve(model: str | os.PathLike[str] | None) -> Path:
         if asked is None:
             raise ModelUnavailable(f"there is no file or folder {str(path)!r}: pass {ACCEPTED}", path=path)
         try:
-            return located(asked)
+            return located(asked, with_tokenizer=with_tokenizer)
         except ModelUnavailable as error:
             raise ModelUnavailable(f"there is no file or folder {str(path)!r}; {error}", path=path) from None
     if not path.is_dir() and (not path.is_file() or path.suffix.lower() != ".gguf"):  # a pipe or a device has no end

@@ -1,8 +1,10 @@
 """A hub on this machine, as far as Hugging Face's library asks it for models: a listing, and files by commit."""
 
+import contextlib
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -26,6 +28,8 @@ class FakeHub:
     """What comes instead of a file that is listed."""
     tags: dict[str, str] = field(default_factory=dict)
     """What a file is said to be known by, instead of its hash."""
+    endless: dict[str, tuple[int, dict[str, str], Iterable[bytes]]] = field(default_factory=dict)
+    """The status, headers and parts of an answer to GET that may go on until the caller hangs up, by how its path begins."""
     asked: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -62,12 +66,18 @@ class FakeHub:
         path = handler.path.partition("?")[0].lstrip("/")
         self.asked.append(f"{handler.command} /{path}")
         status, headers, content = self._found(path)
+        more: dict[str, str] = {}
+        chunks: Iterable[bytes] = [content]
+        for start, said in self.endless.items():
+            if with_body and path.startswith(start):
+                status, more, chunks = said
         handler.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+        for name, value in {**headers, "Content-Length": str(len(content)), **more}.items():
             handler.send_header(name, value)
         handler.end_headers()
-        if with_body:
-            handler.wfile.write(content)
+        with contextlib.suppress(ConnectionError):
+            for chunk in chunks if with_body else ():
+                handler.wfile.write(chunk)
 
     def _found(self, path: str) -> tuple[int, dict[str, str], bytes]:
         listing = path.startswith("api/models/")

@@ -12,8 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from optimized.checkpoint import ConfigError, ModelConfig, llama3_divisors, load_checkpoint
+from optimized.cli import app
 from optimized.gguf_checkpoint import config_json, read_gguf
 from optimized.hf_checkpoint import load_directory, parse_config, read_header
 from optimized.model_store import BadModelFile, ModelUnavailable, resolve
@@ -286,6 +288,26 @@ def test_other_files_and_folders_are_no_models(tmp_path: Path) -> None:
         read_header(tmp_path / "model.safetensors")
     with pytest.raises(BadModelFile, match="the folder has no config.json"):
         resolve(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+)
+def test_a_side_file_that_is_none_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    write_directory(tmp_path)
+    path = tmp_path / name
+    path.symlink_to("nothing")
+    with pytest.raises(BadModelFile, match=f"{name}: it is a link to nothing"):
+        load_directory(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BadModelFile, match=f"{name}: it is no file, but a folder, a pipe or a device"):
+        load_directory(tmp_path)
+    path.unlink()
+    path.mkdir()
+    result = CliRunner().invoke(app, ["generate", "a", "--model", str(tmp_path)])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"{name}: it is no file" in result.stderr
 
 
 def test_what_a_file_calls_its_tensors_cannot_forge_a_line() -> None:

@@ -1,6 +1,9 @@
 """Models of the hub: fetched once and whole from a hub on this machine, only what is read, and refused in one sentence."""
 
+import gzip
+import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from optimized.checkpoint import load_checkpoint
 from optimized.hub_cache import HubModel, is_whole, located
-from optimized.hub_fetch import MAX_FILES, SLACK_BYTES
+from optimized.hub_fetch import MAX_ANSWER_BYTES, MAX_FILES, SLACK_BYTES
 from optimized.model_choice import chosen_checkpoint
 from optimized.model_store import ModelUnavailable, resolve
 from spec.vocabulary import InvalidConfig
@@ -127,6 +130,69 @@ def test_a_list_without_end_is_refused(hub: FakeHub) -> None:
     hub.files |= {f"{number}.bin": b"" for number in range(MAX_FILES)}
     with pytest.raises(ModelUnavailable, match="it has 10,009 files, at most 10,000 are looked at"):
         resolve("org/name")
+
+
+VAST, SPACES = {"Content-Length": str(1 << 40)}, itertools.repeat(b" " * 65_536)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_listing_without_end_is_not_taken_into_memory(hub: FakeHub, is_packed: bool) -> None:
+    packed = gzip.compress(b" " * (2 * MAX_ANSWER_BYTES))
+    packing = {"Content-Encoding": "gzip", "Content-Length": str(len(packed))}
+    hub.endless["api/models"] = (200, packing, [packed]) if is_packed else (200, VAST, SPACES)
+    with pytest.raises(ModelUnavailable, match="the hub's listing has more than 16,777,216 bytes"):
+        resolve("org/name")
+
+
+def test_an_error_without_end_is_not_taken_into_memory(hub: FakeHub) -> None:
+    hub.endless["api/models/org/broken"] = (400, VAST, SPACES)
+    with pytest.raises(ModelUnavailable, match="has more than 16,777,216 bytes"):
+        resolve("org/broken")
+    hub.endless[f"org/name/resolve/{COMMIT}/config.json"] = (403, VAST, SPACES)
+    with pytest.raises(ModelUnavailable, match="an answer of the hub's has more than 16,777,216 bytes"):
+        resolve("org/name")
+
+
+def test_a_listing_that_comes_drop_by_drop_has_an_end(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimized.hub_fetch.MAX_ANSWER_S", 0.2)
+
+    def drops() -> Iterator[bytes]:
+        while True:
+            time.sleep(0.02)
+            yield b" "
+
+    hub.endless["api/models"] = (200, VAST, drops())
+    with pytest.raises(ModelUnavailable, match="the hub's listing is not there after 0.2 s"):
+        resolve("org/name")
+
+
+def test_a_model_without_its_tokenizer_is_not_whole(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers leaves it, which fetches the model and its tokenizer apart."""
+    words = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
+    (tmp_path / "tokenizer.json").write_text(words)
+    hub.files["tokenizer.json"] = words.encode()
+    found = resolve("org/name")
+    (found / "tokenizer.json").resolve().unlink()
+    (found / "tokenizer.json").unlink()
+    hub.asked.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for revision in (None, "main"):
+        with pytest.raises(ModelUnavailable, match="without its tokenizer.json, and HF_HUB_OFFLINE forbids") as raised:
+            chosen_checkpoint("org/name", revision)
+        assert "\n" not in str(raised.value)
+        assert chosen_checkpoint("org/name", revision, tmp_path / "tokenizer.json").tokenizer is not None
+    assert load_checkpoint(found).tokenizer is None
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert chosen_checkpoint("org/name", tokenizer=tmp_path / "tokenizer.json").tokenizer is not None
+    assert hub.asked == []
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelUnavailable, match="org/name at main is not whole in .*, and cannot be fetched"):
+        resolve("org/name")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    assert load_checkpoint("org/name").tokenizer is not None
+    assert hub.fetched == ["tokenizer.json"]
 
 
 @pytest.mark.parametrize(
