@@ -173,6 +173,7 @@ def test_a_link_to_a_rule_that_is_not_there_and_a_picture_of_what_is_not_allowed
     ], done.stderr
 
 
+@pytest.mark.slow
 def test_a_rule_has_the_anchor_that_its_report_names(tmp_path: Path) -> None:
     named = ["ALLOC-1", "COW-2"]
     words = [f".. rules:: {rule_id.split('-')[0]}\n\nSee :rule:`{rule_id}`.\n\n" for rule_id in named]

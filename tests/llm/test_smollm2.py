@@ -27,6 +27,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
+@pytest.mark.slow
 def test_the_capital_of_france_is_paris(smollm2_llm: LLM) -> None:
     [answer] = smollm2_llm.chat(QUESTION, GREEDY)
     [output] = answer.outputs
