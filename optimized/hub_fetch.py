@@ -43,6 +43,10 @@ MAX_ANSWER_BYTES = 16 << 20
 MAX_ANSWER_S = 60.0
 """Of the listing, and of each answer that is an error or leads elsewhere; of files it is their size that is known."""
 
+MAX_WAIT_S = 600.0
+WAITS = re.compile(r"(?:^|t\s*=)\s*(\d+)\s*(?:$|[;,])", re.ASCII)
+"""How long an answer asks to wait, in its header Retry-After or RateLimit."""
+
 SLACK_BYTES = 32 << 20
 TIMEOUT_S = 30.0
 SHOWN_FILES = 8
@@ -100,6 +104,11 @@ def _fetch(asked: HubModel) -> Path:
         if any(".." in tag or "\\" in tag or tag.startswith("/") for tag in tags):
             raise _refused(asked, f"the hub gives a file a tag that leads elsewhere, {max(tags)[:80]!r}")
         if not response.is_success:
+            waits = [
+                each for name in ("retry-after", "ratelimit") for each in WAITS.findall(response.headers.get(name, ""))
+            ]
+            if any(float(each) > MAX_WAIT_S for each in waits):
+                raise _refused(asked, f"the hub asks to wait for longer than {MAX_WAIT_S:g} s")
             _bound(asked, "an answer of the hub's", response, time.monotonic() + MAX_ANSWER_S)
 
     with _seen_by(check):
@@ -108,16 +117,26 @@ def _fetch(asked: HubModel) -> Path:
 
 @contextmanager
 def _seen_by(hook: Callable[[Any], None]) -> Iterator[None]:
-    """Show each answer of the hub's to ``hook``, before any of what it says is read."""
-    from huggingface_hub import get_session
+    """Show each answer of the hub's to ``hook``, before any of what it says is read.
 
-    session = get_session()
-    before = session.event_hooks
-    session.event_hooks = {**before, "response": [*before.get("response", []), hook]}
+    The library makes its client anew after a connection that failed, so it is whatever it makes that has the hook.
+    """
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    factory = _http._GLOBAL_CLIENT_FACTORY  # there is no public way to put back somebody else's
+
+    def made() -> Any:
+        client = factory()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks.get("response", []), hook]}
+        return client
+
+    set_client_factory(made)
     try:
         yield
     finally:
-        session.event_hooks = before
+        set_client_factory(factory)
 
 
 def _bound(asked: HubModel, what: str, response: Any, ends: float) -> None:

@@ -4,11 +4,14 @@ import gzip
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
+from optimized import hub_fetch
 from optimized.checkpoint import load_checkpoint
 from optimized.hub_cache import HubModel, is_whole, located
 from optimized.hub_fetch import MAX_ANSWER_BYTES, MAX_FILES, SLACK_BYTES
@@ -129,6 +132,30 @@ def test_a_file_that_is_more_than_its_size_does_not_fill_the_disk(hub: FakeHub, 
 def test_a_list_without_end_is_refused(hub: FakeHub) -> None:
     hub.files |= {f"{number}.bin": b"" for number in range(MAX_FILES)}
     with pytest.raises(ModelUnavailable, match="it has 10,009 files, at most 10,000 are looked at"):
+        resolve("org/name")
+
+
+def test_a_client_that_the_library_makes_anew_is_watched_too(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library closes its client after a connection that failed, which a hub can bring about."""
+    (tmp_path / "mine").write_text("mine")
+    hub.tags = {"config.json": str(tmp_path / "mine")}
+    monkeypatch.setattr("optimized.hub_fetch._listed", partial(_after_a_failure, hub_fetch._listed))
+    with pytest.raises(ModelUnavailable, match="the hub gives a file a tag that leads elsewhere"):
+        resolve("org/name")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def _after_a_failure(listed: Callable[..., object], *args: object) -> object:
+    huggingface_hub.close_session()
+    return listed(*args)
+
+
+@pytest.mark.parametrize("header", [{"Retry-After": "9" * 30}, {"RateLimit": '"api";r=0;t=99999999'}])
+def test_a_hub_does_not_say_how_long_we_wait(hub: FakeHub, header: dict[str, str]) -> None:
+    hub.endless[f"org/name/resolve/{COMMIT}/config.json"] = (429, header, [b""])
+    with pytest.raises(ModelUnavailable, match="the hub asks to wait for longer than 600 s"):
         resolve("org/name")
 
 
