@@ -25,18 +25,21 @@ if TYPE_CHECKING:
     from optimized.async_llm import AsyncLLM
     from optimized.beam_search import BeamSearch
     from optimized.checkpoint import Checkpoint
-    from optimized.torch_device import SeqSampling
+    from optimized.torch_device import SeqSampling, TorchDevice
 
 FIRST_TOKEN, NUM_TOKENS = 64, 128
 """The tokens that are said, one after the other: those of any vocabulary have them."""
 
 NUM_PROBES = 100
+OK = b"HTTP/1.1 200 "
 PAUSE_S = 0.5
 """A caller that lags takes a rest of so long before it reads on."""
 
 
 class InstantDevice:
     """Computes nothing, and has a token for every sample."""
+
+    poisons = False
 
     def __init__(self) -> None:
         self.sampling: dict[int, SeqSampling] = {}
@@ -52,14 +55,14 @@ class InstantCore(TorchCore):
     """The engine core without a model."""
 
     def __init__(self, checkpoint: Checkpoint, args: EngineArgs, make_observer: MakeObserver | None = None) -> None:
-        from optimized.engine import EngineCore
-
         limits = args.limits(checkpoint.config, max_num_seqs=256, max_num_batched_tokens=8192)
         self.config = args.sized(limits, args.num_gpu_blocks_override or 16384, 1)
         self._overlaps = False  # a device that answers at once leaves nothing to hide
-        self.device = InstantDevice()  # type: ignore[assignment]  # it has what a core asks of a device
-        observer = make_observer(self.config) if make_observer is not None else None
-        self.core = EngineCore(self.config, self.device, observer, model="nothing")
+        self._make_observer, self._name = make_observer, "nothing"
+        self._begin()
+
+    def _made_device(self) -> TorchDevice:
+        return InstantDevice()  # type: ignore[return-value]  # it has what a core asks of a device
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class BenchServer:
 
         llm = LLM(model, make_core=InstantCore, enable_prefix_caching=False, max_num_seqs=num_connections)
         limits = Limits(keep_alive_timeout=600, head_timeout=600, max_connections=4096, max_num_queued_reqs=4096)
-        self.engine: AsyncLLM = make_engine(llm, limits)
+        self.engine: AsyncLLM = make_engine(llm, limits, restarts=False)  # or callers would wait for what never comes
         app, _ = make_app(self.engine, [llm.checkpoint.name], limits)
         self.server: uvicorn.Server = uvicorn.Server(uvicorn_config(app, Address(port=0), limits))
         self._thread = threading.Thread(target=self._run, name="kvproof-bench-server", daemon=True)
@@ -158,6 +161,7 @@ def asked(port: int, load: Load) -> Told:
     ours, theirs = context.Pipe()
     process = context.Process(target=_ask_and_tell, args=(theirs, port, load))
     process.start()
+    theirs.close()  # so that its end is seen if it dies
     try:
         return _received(ours)
     finally:
@@ -199,6 +203,8 @@ async def _caller(port: int, load: Load) -> tuple[int, int, list[float]]:
         found = b""
         while b"data: " not in found:
             found += await _some(reader)
+            if not found.startswith(OK[: len(found)]):
+                raise ConnectionError(f"the server answered {found[:200]!r}")
         firsts.append(time.perf_counter() - began)
         await asyncio.sleep(load.pause_s)
         while not found.endswith(b"0\r\n\r\n"):
@@ -224,6 +230,7 @@ def idle(port: int, count: int) -> int:
     process = context.Process(target=_wait, args=(theirs, port, count))
     before = _resident_bytes()
     process.start()
+    theirs.close()
     ours.recv()
     grown = _resident_bytes() - before
     ours.send("enough")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optimized.grammar import Barred
     from optimized.llama import LlamaModel
     from optimized.sampling import SamplingParams
+    from optimized.torch_device import TorchDevice
     from optimized.vector_model import VectorModel
 
 logger = logging.getLogger(__name__)
@@ -257,22 +258,26 @@ class TorchCore:
         self.config = args.sized(limits, num_blocks, block_bytes)
         self._make_observer, self._name, self._model = make_observer, str(checkpoint.path), model
         self._overlaps = args.overlap_steps
-        self.device_seconds = 0.0
-        self._begin(model)
+        self._begin()
 
-    def _begin(self, model: LlamaModel | VectorModel) -> None:
+    def _begin(self) -> None:
         from optimized.engine import EngineCore
-        from optimized.torch_device import TorchDevice
 
         reach(FaultPoint.REMAKE)
-        self.device = TorchDevice(model, self.config, self._tokens_of, poisons=is_asked_for())
+        self.device_seconds = 0.0
+        self.device = self._made_device()
         observer = self._make_observer(self.config) if self._make_observer is not None else None
         self.core = EngineCore(self.config, self.device, observer, model=self._name)
+
+    def _made_device(self) -> TorchDevice:
+        from optimized.torch_device import TorchDevice
+
+        return TorchDevice(self._model, self.config, self._tokens_of, poisons=is_asked_for())
 
     def restart(self) -> None:
         vars(self).pop("core", None)  # before there is another cache
         vars(self).pop("device", None)
-        self._begin(self._model)
+        self._begin()
 
     def check(self, request: Request, params: SamplingParams) -> None:
         self.core.scheduler.check(request)

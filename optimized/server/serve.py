@@ -164,14 +164,14 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def make_engine(llm: LLM, limits: Limits) -> AsyncLLM:
+def make_engine(llm: LLM, limits: Limits, restarts: bool = True) -> AsyncLLM:
     """The engine with the server's queue."""
     most_tokens = limits.max_num_queued_tokens or FULL_STEPS * llm.config.max_num_batched_tokens
     llm.grammars.limits = GrammarLimits(limits.grammar_timeout_ms, limits.grammar_cache_bytes)
     of_templates = TemplateLimits(limits.template_fuel, limits.max_template_characters)
     llm.checkpoint = replace(llm.checkpoint, template_limits=of_templates)
     return AsyncLLM(
-        llm, limits.max_num_queued_reqs, most_tokens, restarts=True, grammars_at_once=limits.max_grammars_at_once
+        llm, limits.max_num_queued_reqs, most_tokens, restarts, grammars_at_once=limits.max_grammars_at_once
     )
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from optimized.bench_server import InstantDevice, bench_server
 from optimized.cli import app
+from optimized.device import Sampled
+from optimized.plan import Plan
 from tests.models.tiny_files import write_gguf
 
 
@@ -24,3 +27,17 @@ def test_bench_server_counts_every_token_over_http(tmp_path: Path, monkeypatch: 
     assert facts["idle_mib"] < 20
     refused = CliRunner().invoke(app, ["bench", "server", "--connections", "0"])
     assert (refused.exit_code, refused.stderr) == (2, "connections is 0, it must be from 1 to 1000\n")
+
+
+@pytest.mark.slow
+def test_bench_server_ends_where_its_engine_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callers would wait for ever, if somebody made the engine anew that dies each time."""
+
+    def broken(self: InstantDevice, plan: Plan) -> list[Sampled]:
+        raise RuntimeError("no device")
+
+    monkeypatch.setenv("KVPROOF_HOME", str(tmp_path))
+    monkeypatch.setattr(InstantDevice, "run", broken)
+    write_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(RuntimeError, match="a caller failed: ConnectionError: the server answered"):
+        bench_server(str(tmp_path / "tiny.gguf"), 1, 2, 1)
