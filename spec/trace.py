@@ -80,6 +80,11 @@ def load(path: str | Path) -> Trace:
         return Trace(reader.config, tuple(reader), reader.engine, reader.choices)
 
 
+def part_of(path: Path) -> Path:
+    """Where a log is until it is whole."""
+    return path.with_name(f"{path.name}.part")
+
+
 class Writer:
     """Writes a log while it happens; an observer, so that it can be given to an engine.
 
@@ -90,7 +95,7 @@ class Writer:
         self, path: str | Path, config: Config, engine: str = "model", choices: Choices = USUAL_CHOICES
     ) -> None:
         self.path = Path(path)
-        self.part = self.path.with_name(self.path.name + ".part")
+        self.part = part_of(self.path)
         self.num_events = 0
         self._tables = Tables()
         self._lines = [_line(_header(config, engine, choices))]
@@ -143,9 +148,14 @@ class Writer:
             return
         self._lines.append(_line(_footer(self.num_events)))
         self.flush()
-        self._file.close()
-        self._file = None
+        self.leave()
         os.replace(self.part, self.path)
+
+    def leave(self) -> None:
+        """Nothing more is written. A log that is left before it is closed never gets its name. To leave it again does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from spec.batches import Computed
 from spec.choices import Choices
 from spec.engine import Observer
 from spec.rules import RuleViolation
-from spec.trace import Writer, gap_line
+from spec.trace import Writer, gap_line, part_of
 from spec.vocabulary import Config, Event, SeqId, State, Token
 
 MOST_EVENTS = 100_000
@@ -144,6 +144,7 @@ class LastEvents:
                 return f"Its events are in {path}, prompts included: kvproof trace check {path}"
             writer.write(gap_line(f"{self._num_gone} events, and {self._num_kept} follow"))
             self._tell_all(writer)
+            writer.flush()
             writer.leave()
         except OSError as error:
             return f"Its events can not be written: {error}"
@@ -161,13 +162,5 @@ class _Private(Writer):
     """A log that nobody else may read."""
 
     def __init__(self, path: Path, config: Config, engine: str, choices: Choices) -> None:
-        part = path.with_name(f"{path.name}.part")
-        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(part_of(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         super().__init__(path, config, engine, choices)
-
-    def leave(self) -> None:
-        """It never gets its name, since it is no whole log."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None

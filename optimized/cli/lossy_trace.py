@@ -155,9 +155,7 @@ class LossyWriter(Writer):
         if self._gap is not None:
             with suppress(OSError):
                 self.write(gap_line(self._gap))
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self.leave()
 
     def close(self) -> None:
         """What waits is written, and the file gets its name if nothing is missing."""
