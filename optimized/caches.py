@@ -41,6 +41,7 @@ CACHES = (
 
 ONCE: Mapping[str, str] = {
     "kernels.cpu.team.why_not": "one answer for a process",
+    "kernels.cpu.team._openmp_library": "one file's name for a process",
     "kernels.cpu.team._work": "one compiled function for a process",
     "optimized.sampling.SamplingParams.is_plain": "true or false, as long as the parameters of a request",
     "optimized.sampling.SamplingParams.is_memoryless": "the same",

@@ -120,8 +120,8 @@ class Vectors:
     """By the vector kernels."""
 
     def __init__(self, rows: int, columns: int, layers: int) -> None:
-        from kernels.cpu.layout import pack_weight
         from kernels.cpu.memory import Arena
+        from kernels.cpu.packing import pack_weight
         from kernels.cpu.team import Team
         from kernels.cpu.workspace import Workspace
 
@@ -135,7 +135,9 @@ class Vectors:
         weight, work = self._weights[0], self._work
         work.room("normed", (num_tokens, weight.padded_depth), LEFT).fill_(1)
         work.room("logits", (num_tokens, weight.padded_columns), torch.float32)
+        work.rounded_room(num_tokens, [weight])
         work.set(rows=num_tokens, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
+        work.set(head_code=weight.code)
 
     def __call__(self, layer: int) -> None:
         self._work.hold("head", self._weights[layer].tiles)

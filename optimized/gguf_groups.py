@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.layout import FourBits
+from kernels.cpu.packing import FourBits
 from optimized.checkpoint import Checkpoint, ModelConfig, tensor_shapes
 from optimized.gguf_checkpoint import canonical_name, in_halves
 from optimized.gguf_guard import QUANT_GROUPS, Extent, precheck

@@ -1,4 +1,4 @@
-"""The forward pass on a CPU by the vector kernels: weights in bf16, int8 or 4 bits, bf16 keys and values, float32 sums and residual.
+"""The forward pass on a CPU by the vector kernels: packed weights, bf16 keys and values, float32 sums and residual.
 
 All tokens of a step go through all layers in one parallel region, and a second one gives the logits of the rows that
 sample. Every sum of a row runs in an order that the row alone decides, so a sequence has the same bits in every batch.
@@ -15,19 +15,9 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan
-from kernels.cpu.layout import (
-    CONTENDERS,
-    FOUR_BITS,
-    INT8,
-    LEFT,
-    Narrow,
-    PackedWeight,
-    pack_four_bits,
-    pack_int8_weight,
-    pack_weight,
-    rounded_up,
-)
+from kernels.cpu.layout import CONTENDERS, LEFT, PackedWeight, rounded_up
 from kernels.cpu.memory import Arena, pool_of_zeros
+from kernels.cpu.packing import pack_four_bits, pack_int8_weight, pack_weight
 from kernels.cpu.task import PHASES
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace, chunks_of, layer_records
@@ -50,7 +40,7 @@ class VectorModel:
 
     Its results are views of buffers: they hold until the next call. With ``in_int8`` the matrices of its layers are in
     int8, from the numbers that they have in bf16; with ``groups`` those that these have are as their file has them.
-    Embedding and head are in bf16.
+    All others are as ``kernels.cpu.packing.pack_weight`` has bf16 here.
     """
 
     def __init__(
@@ -101,23 +91,16 @@ class VectorModel:
         )
         work.hold("embedding", embedding)
         work.gate_room()
-        narrow = [self._deepest(how) for how in (INT8, FOUR_BITS)]
-        if any(narrow):
-            work.widened_room(max(narrow))
         self._logits.set(
             hidden_columns=config.hidden_size,
             hidden_depth=self._head.padded_depth,
             vocab_size=config.vocab_size,
             vocab_columns=self._head.padded_columns,
+            head_code=self._head.code,
         )
         self._logits.hold("norm", self._norm)
         self._logits.hold("head", self._head.tiles)
         self._max_keys, self._block_size, self._num_rotations = 0, 0, 0
-
-    def _deepest(self, how: Narrow) -> int:
-        """The depth of the deepest weight that lies like that, 0 if none does."""
-        packed = [_packed_of(layer, name) for layer in self._layers for name in MATRICES]
-        return max((each.padded_depth for each in packed if each.narrow == how), default=0)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -194,6 +177,7 @@ class VectorModel:
             capacity = rounded_up(rows, GROWTH)
             work.set(capacity=capacity)
             work.room("normed", (capacity, self._head.padded_depth), LEFT)
+            work.rounded_room(capacity, [self._head])
             work.room("logits", (capacity, self._head.padded_columns), torch.float32)
             work.room("likeliest", (capacity,), torch.int64)
         if rows == 0:
@@ -231,7 +215,7 @@ class VectorModel:
             work.room("query", (config.num_kv_heads, capacity, group, config.head_size), LEFT)
             work.room("mixed", (capacity, config.num_query_heads, config.head_size), LEFT)
             work.room("gated", (capacity, columns["gate_up"]), LEFT)
-            work.readied_room(capacity, self._deepest(FOUR_BITS))
+            work.rounded_room(capacity, [_packed_of(layer, name) for layer in self._layers for name in MATRICES])
         if longest > self._max_keys or block_size != self._block_size:
             self._block_size = block_size
             self._max_keys = rounded_up(max(256, 1 << (longest - 1).bit_length()), block_size)

@@ -41,9 +41,7 @@ def _hold_left(work: Workspace, x: Tensor, weight: PackedWeight) -> None:
     left[:, : weight.depth] = x
     work.set(rows=len(x), hidden_depth=weight.padded_depth)
     work.set(head_code=weight.code)
-    if weight.narrow is not None:
-        work.widened_room(weight.padded_depth)
-        work.readied_room(len(x), weight.padded_depth)
+    work.rounded_room(len(x), [weight])
 
 
 def packed_attention(

@@ -26,7 +26,9 @@ class BFloat(ir.Type):
 LANES = 16
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS, MASK = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(ir.IntType(1), LANES)
-BYTES, HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.HalfType(), LANES)
+BYTES, HALVES = ir.VectorType(ir.IntType(8), 2 * LANES), ir.VectorType(ir.HalfType(), LANES)
+SHORTS = ir.VectorType(I16, LANES)
+PAIRS_OF_SHORTS = ir.VectorType(I16, 2 * LANES)
 PAIRS, NARROW = ir.VectorType(BFloat(), 2 * LANES), ir.VectorType(BFloat(), LANES)
 ADDRESS = types.int64
 
@@ -53,6 +55,15 @@ def emit_splat(builder, scalar, kind):
     return builder.shuffle_vector(first, nothing, ir.Constant(INTS, [0] * LANES))
 
 
+FIRST_CACHE, SECOND_CACHE = 3, 2
+
+
+def emit_fetch(builder, address, into):
+    """Asks for the cache line at an address, into this cache; nothing waits for it, and the address may be any."""
+    line = builder.inttoptr(address, ir.PointerType(ir.IntType(8)))
+    emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(into), I32(1))
+
+
 def emit_constant(value):
     return ir.Constant(FLOATS, [value] * LANES)
 
@@ -75,3 +86,27 @@ def emit_loop(builder, count, start, body):
     builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
     builder.position_at_end(done)
     return after
+
+
+def emit_fma(builder, one, other, sums):
+    return emit_call(builder, "llvm.fma.v16f32", FLOATS, one, other, sums)
+
+
+def parts(rows, columns, num_sums):
+    """Parts of a matrix of which so many registers hold the sums: ``(rows, columns)``, each a range; columns of 16."""
+    num_parts = -(-rows // num_sums)
+    height = -(-rows // num_parts)
+    width = num_sums // height
+    for column in range(0, columns, width):
+        for row in range(0, rows, height):
+            yield range(row, min(row + height, rows)), range(column, min(column + width, columns))
+
+
+def emit_store_tile(builder, acc, rows, columns, c, ldc, accumulates):
+    for row, values in zip(rows, acc, strict=True):
+        c_row = builder.add(c, builder.mul(ldc, I64(row)))
+        for column, value in zip(columns, values, strict=True):
+            address = builder.add(c_row, I64(64 * column))
+            if accumulates:
+                value = builder.fadd(emit_load(builder, address, FLOATS), value)
+            emit_store(builder, value, address, 4)

@@ -1,8 +1,9 @@
 """Instruction sets: all of the vector kernels that depends on the processor, as one record, and which one is taken here.
 
-A product's right matrix is bf16 everywhere: weights, keys and values, which memory must bring. Its left matrix, small and
-read again for each tile of columns, is bf16 where the processor multiplies such pairs itself, and float32 where it would
-have to be widened each time; so there nothing between two products is rounded.
+Keys and values are bf16 everywhere, which memory must bring. What meets them, small and read again for each tile of columns, is
+bf16 where the processor multiplies such pairs itself, and float32 where it would have to be widened each time. Weights are bf16
+where it does; where it does not, they are whole numbers (``kernels.cpu.whole``): one instruction multiplies and adds twice as
+many pairs of 16 bits as numbers of float32.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from kernels.cpu.emit import (
     LANES,
     NARROW,
     PAIRS,
+    SHORTS,
     emit_call,
     emit_constant,
     emit_load,
@@ -36,13 +38,16 @@ class InstructionSet:
     name: str
     features: frozenset[str]  # LLVM's names of what the processor must have
     num_sums: int  # vectors of sums that registers hold, beside what is multiplied
+    tile_rows: int  # rows of a large tile of a product with weights
     left_bytes: int  # of a number of the left matrix: 2 for bf16, 4 for float32
     emit_right: Callable  # (builder, address): a row of pairs of the right matrix, 16 columns
     emit_left: Callable  # (builder, address): two numbers of the left matrix, in all lanes
     emit_dot: Callable  # (builder, sums, left, right): the sums plus both products
     emit_to_left: Callable  # (builder, floats): 16 numbers as those of a left matrix, to the nearest, NaN stays NaN
     emit_scale: Callable  # (builder, x, whole): x * 2**whole, for whole numbers from -127 to 128 and those beyond
-    has_narrow: bool  # whether there are products with a right matrix in int8 or 4 bits
+    emit_whole_dot: (
+        Callable | None
+    )  # (builder, sums, left, right): int32 sums plus products of pairs of int16; None: weights are bf16
 
 
 # AVX-512 for bf16: one instruction multiplies two numbers by two and adds both, in 16 lanes.
@@ -72,13 +77,14 @@ AVX512 = InstructionSet(
     name="AVX-512 for bf16",
     features=frozenset({"avx512bf16"}),
     num_sums=24,
+    tile_rows=8,
     left_bytes=2,
     emit_right=_pairs,
     emit_left=_pair_in_all_lanes,
     emit_dot=_dot_of_pairs,
     emit_to_left=_narrowed,
     emit_scale=_scaled,
-    has_narrow=False,
+    emit_whole_dot=None,
 )
 
 
@@ -107,6 +113,21 @@ def _as_they_are(builder, floats):
     return floats
 
 
+HALF = ir.VectorType(I32, LANES // 2)
+
+
+def _dot_of_whole_numbers(builder, sums, left, right):
+    """In two registers, as LLVM has no such instruction for vectors that it cuts in two."""
+    found = []
+    for first in (0, LANES // 2):
+        lanes = ir.Constant(HALF, list(range(first, first + LANES // 2)))
+        pairs = (builder.shuffle_vector(each, each, lanes) for each in (left, right))
+        found.append(
+            emit_call(builder, "llvm.x86.avx2.pmadd.wd", HALF, *(builder.bitcast(each, SHORTS) for each in pairs))
+        )
+    return builder.add(sums, builder.shuffle_vector(*found, ir.Constant(INTS, list(range(LANES)))))
+
+
 def _scaled_by_exponent(builder, x, whole):
     """The power of two is made of its exponent: 0 is 0, 255 infinity. Added to 1.5 * 2**23, the last bits of a sum are its other part."""
     for limit, beyond in ((-127.0, "<"), (128.0, ">")):
@@ -120,13 +141,14 @@ AVX2 = InstructionSet(
     name="AVX2 with FMA",
     features=frozenset({"avx2", "fma"}),
     num_sums=5,  # with 6, LLVM puts some of them on the stack in every turn
+    tile_rows=6,
     left_bytes=4,
     emit_right=_widened,
     emit_left=_both_in_all_lanes,
     emit_dot=_dot_of_floats,
     emit_to_left=_as_they_are,
     emit_scale=_scaled_by_exponent,
-    has_narrow=True,
+    emit_whole_dot=_dot_of_whole_numbers,
 )
 
 
@@ -163,12 +185,12 @@ def why_not() -> str | None:
 
 def why_not_int8() -> str | None:
     """Why there are no weights in int8 with it, or None if there are."""
-    return None if HERE.has_narrow else _no_product("int8")
+    return None if HERE.emit_whole_dot is not None else _no_product("int8")
 
 
 def why_not_four_bits() -> str | None:
     """Why there are no weights in groups of 4 bits with it, or None if there are."""
-    return None if HERE.has_narrow and "f16c" in target_features() else _no_product("4 bits")
+    return None if HERE.emit_whole_dot is not None and "f16c" in target_features() else _no_product("4 bits")
 
 
 def _no_product(what: str) -> str:

@@ -3,7 +3,6 @@
 import numpy as np
 from numba import carray, njit
 
-from kernels.cpu.layout import FOUR_BITS
 from kernels.cpu.memory import LINE
 from kernels.cpu.vectors import (
     LEFT_BYTES,
@@ -152,44 +151,6 @@ def place_rows(counters, g, layer):
                     place,
                     block_size,
                 )
-        claim(counters + 8)
-    wait_for(counters + 8, units)
-    return counters + LINE
-
-
-GROUP = FOUR_BITS.group
-# What a product of 4 bits multiplies each number of a row with, as its kernel does not shift the weight's bits down.
-DOWN = np.float32([16.0**-place if place < 7 else 1.0 for place in range(8)] * (GROUP // 8))
-
-
-@njit(error_model="numpy")
-def readied_bytes(depth):
-    """A row as ``ready_rows`` makes it."""
-    return (depth + depth // GROUP) * 4
-
-
-@njit(fastmath=SUMS, error_model="numpy")
-def ready_row(source, target, depth):
-    for group in range(depth // GROUP):
-        total = F(0)
-        for i in range(GROUP):
-            x = source[group * GROUP + i]
-            target[group * GROUP + i] = x * DOWN[i]
-            total += x
-        target[depth + group] = total
-
-
-@njit(error_model="numpy")
-def ready_rows(counters, rows, a, lda, depth, out):
-    """A phase: ``out`` is the rows of ``a`` in float32 as a product of 4 bits takes them, and behind each row the sum of every group of it."""
-    units, ldo = (rows + UNIT - 1) // UNIT, readied_bytes(depth)
-    while True:
-        unit = claim(counters)
-        if unit >= units:
-            break
-        for row in range(unit * UNIT, min(rows, (unit + 1) * UNIT)):
-            source = carray(float32_at(a + row * lda), depth)
-            ready_row(source, carray(float32_at(out + row * ldo), depth + depth // GROUP), depth)
         claim(counters + 8)
     wait_for(counters + 8, units)
     return counters + LINE

@@ -22,10 +22,11 @@ from kernels.cpu.product import gate_up, product
 from kernels.cpu.rows import embed, likeliest_rows, norm_rows, place_rows
 from kernels.cpu.task import LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.vectors import LEFT_BYTES, claim, cycles, int64_at, pointer_to
+from kernels.cpu.whole import pack_tiles
 
 TASK_TYPE, LAYER_TYPE = numba.from_dtype(TASK), numba.from_dtype(LAYER)
 layers_at = pointer_to(LAYER_TYPE)
-FORWARD, LOGITS, PRODUCT, PRODUCT_ADD, GATE_UP, ATTENTION, CONTEND = range(len(OPERATIONS))
+FORWARD, LOGITS, PRODUCT, PRODUCT_ADD, GATE_UP, ATTENTION, CONTEND, PACK = range(len(OPERATIONS))
 NUM_PHASES = len(PHASES)
 EMBED, NORM, QKV, PLACE, ATTEND, O, GATE, DOWN, HEAD, LIKELIEST = range(NUM_PHASES)
 
@@ -64,7 +65,7 @@ def forward(counters, g, thread):
             layer.qkv,
             layer.qkv_code,
             wide,
-            g.readied,
+            g.rounded,
             depth,
             g.qkv_columns,
             g.qkv,
@@ -84,7 +85,7 @@ def forward(counters, g, thread):
             layer.o,
             layer.o_code,
             wide,
-            g.readied,
+            g.rounded,
             mixed_depth,
             width,
             g.x,
@@ -102,7 +103,7 @@ def forward(counters, g, thread):
             layer.gate_up,
             layer.gate_up_code,
             wide,
-            g.readied,
+            g.rounded,
             depth,
             g.gate_columns,
             scratch,
@@ -118,7 +119,7 @@ def forward(counters, g, thread):
             layer.down,
             layer.down_code,
             wide,
-            g.readied,
+            g.rounded,
             g.gate_depth,
             width,
             g.x,
@@ -136,7 +137,19 @@ def logits(counters, g, thread):
     counters = norm_rows(counters, rows, g.x, g.hidden_columns, 0, g.norm, g.hidden_size, g.eps, g.normed, depth)
     clock = lap(g, thread, NORM, clock)
     counters = product(
-        counters, g.normed, depth * LEFT_BYTES, rows, g.head, 0, 0, 0, depth, width, g.logits, width * 4, False
+        counters,
+        g.normed,
+        depth * LEFT_BYTES,
+        rows,
+        g.head,
+        g.head_code,
+        0,
+        g.rounded,
+        depth,
+        width,
+        g.logits,
+        width * 4,
+        False,
     )
     clock = lap(g, thread, HEAD, clock)
     likeliest_rows(counters, rows, g.logits, width, g.vocab_size, g.likeliest)
@@ -162,7 +175,7 @@ def run(g):
             g.head,
             g.head_code,
             wide,
-            g.readied,
+            g.rounded,
             depth,
             width,
             g.logits,
@@ -183,7 +196,7 @@ def run(g):
             g.head,
             g.head_code,
             wide,
-            g.readied,
+            g.rounded,
             depth,
             width,
             scratch,
@@ -194,6 +207,8 @@ def run(g):
         attention(counters, g, carray(layers_at(g.layers), 1)[0], thread)
     elif g.operation == CONTEND:
         contend_rows(counters, g)
+    elif g.operation == PACK:
+        pack_tiles(counters, g)
 
 
 def compiled(version: int, say: Callable[[], None]) -> Any:

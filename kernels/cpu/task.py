@@ -2,7 +2,7 @@
 
 import numpy as np
 
-OPERATIONS = ("forward", "logits", "product", "product_add", "gate_up", "attention", "contend")
+OPERATIONS = ("forward", "logits", "product", "product_add", "gate_up", "attention", "contend", "pack")
 """What a task asks for; a number in the record."""
 
 PHASES = ("embed", "norm", "qkv", "rotate, write", "attention", "o", "gate, up", "down", "head", "likeliest")
@@ -34,8 +34,9 @@ NUMBERS = (
     "head_size",
     "block_size",
     "window",  # keys that a query sees, 0 for all
-    "widened_bytes",  # of each thread's, 0 if no weight is narrow
-    "head_code",  # how ``head`` lies (``kernels.cpu.layout``): 0 bf16, else narrow
+    "widened_bytes",  # of each thread's, 0 if no weight is widened
+    "tile_stride",  # from one tile of a weight that is packed to the next, in bytes
+    "head_code",  # how ``head`` lies (``kernels.cpu.layout``): 0 bf16, else whole numbers
 )
 # A matrix is "left" where a product reads it from that side: in bf16, or in float32 (``kernels.cpu.instructions``).
 ADDRESSES = (
@@ -65,7 +66,7 @@ ADDRESSES = (
     "counts",  # [rows] int64
     "counters",  # [cache lines] zeros
     "profile",  # [phases + 1] int64: cycles that the first thread has spent, and its clock when it last looked
-    "readied",  # [capacity, deepest + deepest / 32] float32: rows as a product of 4 bits takes them
+    "rounded",  # [capacity, bytes]: rows as a product of whole numbers takes them, 0 if there is none
     # Of each thread:
     "scores",  # [chunk_rows, max_keys] float32
     "weights",  # [chunk_rows, max_keys] left
@@ -74,7 +75,7 @@ ADDRESSES = (
     "factors",  # [chunk_rows] float32
     "masked",  # [2, block_size, head_size] bf16
     "gate_scratch",  # [GATE_ROWS, 2 * TILE_COLUMNS] float32
-    "widened",  # [2, deepest, TILE_COLUMNS] bf16: tiles of a narrow weight, 0 if there is none
+    "widened",  # [2, deepest, TILE_COLUMNS] int16: the numbers of two tiles, 0 if no weight is widened
 )
 LAYER_ADDRESSES = (
     "input_norm",

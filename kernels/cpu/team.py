@@ -39,6 +39,7 @@ def why_not() -> str | None:
     return None if _openmp_library() else "torch has no OpenMP library libgomp"
 
 
+@cache
 def _openmp_library() -> str | None:
     """The file of the libgomp that torch has loaded: with a second one there would be a second team."""
     names = (

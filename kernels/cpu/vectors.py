@@ -8,6 +8,7 @@ from numba.extending import intrinsic
 from kernels.cpu.emit import (
     ADDRESS,
     F32,
+    FIRST_CACHE,
     FLOATS,
     I16,
     I32,
@@ -15,8 +16,10 @@ from kernels.cpu.emit import (
     INTS,
     LANES,
     MASK,
+    SHORTS,
     emit_call,
     emit_constant,
+    emit_fetch,
     emit_load,
     emit_loop,
     emit_splat,
@@ -175,6 +178,53 @@ def all_finite(context, numbers, vectors):
 
 
 @intrinsic
+def round_group(context, floats, count, vectors, most, numbers, scale, total):
+    """Rounds ``count`` float32 numbers to whole ones of 16 bits, of which the largest is ``most``, and fills up with zeros to ``16 * vectors``.
+
+    Stores at ``scale`` what one stands for, and at ``total`` the sum of all, times that. Where a number is not finite, neither is the scale.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        floats, count, vectors, most, numbers, scale, total = arguments
+        end = emit_splat(builder, builder.trunc(count, I32), INTS)
+        lanes = ir.Constant(INTS, list(range(LANES)))
+
+        def load(i):
+            place = builder.add(emit_splat(builder, builder.trunc(builder.shl(i, I64(4)), I32), INTS), lanes)
+            there = builder.icmp_signed("<", place, end)
+            at = builder.inttoptr(builder.add(floats, builder.shl(i, I64(6))), ir.PointerType(FLOATS))
+            return emit_call(builder, "llvm.masked.load.v16f32.p0", FLOATS, at, I32(4), there, emit_constant(0.0))
+
+        def largest(i, held):
+            """As bits, in whose order NaN is above infinity."""
+            bits = builder.and_(builder.bitcast(load(i), INTS), ir.Constant(INTS, [0x7FFFFFFF] * LANES))
+            return [builder.select(builder.icmp_signed(">", bits, held[0]), bits, held[0])]
+
+        [top] = emit_loop(builder, vectors, [ir.Constant(INTS, [0] * LANES)], largest)
+        top = builder.bitcast(emit_call(builder, "llvm.vector.reduce.smax.v16i32", I32, top), F32)
+        least = builder.fmul(most, F32(2.0**-126))  # of smaller ones the factor would be infinite
+        top = builder.select(builder.fcmp_ordered("<", top, least), least, top)
+        one = builder.fdiv(top, most)
+        factor = emit_splat(builder, builder.fdiv(most, top), FLOATS)
+
+        def rounded(i, held):
+            x = emit_call(builder, "llvm.rint.v16f32", FLOATS, builder.fmul(load(i), factor))
+            x = builder.select(builder.fcmp_ordered("ord", x, x), x, emit_constant(0.0))
+            whole = builder.fptosi(x, INTS)
+            emit_store(builder, builder.trunc(whole, SHORTS), builder.add(numbers, builder.shl(i, I64(5))))
+            return [builder.add(held[0], whole)]
+
+        [sums] = emit_loop(builder, vectors, [ir.Constant(INTS, [0] * LANES)], rounded)
+        whole = builder.sitofp(emit_call(builder, "llvm.vector.reduce.add.v16i32", I32, sums), F32)
+        emit_store(builder, one, scale, 4)
+        emit_store(builder, builder.fmul(whole, one), total, 4)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(ADDRESS, i64, i64, types.float32, ADDRESS, ADDRESS, ADDRESS), codegen
+
+
+@intrinsic
 def float_bits(context, x):
     return types.int32(types.float32), lambda context, builder, signature, arguments: builder.bitcast(arguments[0], I32)
 
@@ -217,8 +267,7 @@ def fetch(context, address, num_bytes):
         address, num_bytes = arguments
 
         def turn(i, held):
-            line = builder.inttoptr(builder.add(address, builder.shl(i, I64(6))), ir.PointerType(ir.IntType(8)))
-            emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
+            emit_fetch(builder, builder.add(address, builder.shl(i, I64(6))), FIRST_CACHE)
             return []
 
         emit_loop(builder, builder.lshr(num_bytes, I64(6)), [], turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.cpu.layout import CHUNK_ROWS, FOUR_BITS, GATE_ROWS, LEFT, TILE_COLUMNS
+from kernels.cpu.layout import CHUNK_ROWS, GATE_ROWS, LEFT, TILE_COLUMNS, PackedWeight
 from kernels.cpu.memory import LINE, zeros
 from kernels.cpu.task import COUNTERS_BESIDE, COUNTERS_PER_LAYER, LAYER, OPERATIONS, PHASES, TASK
 from kernels.cpu.team import Team
@@ -73,14 +73,14 @@ class Workspace:
         """What each thread needs for its part of the gated product."""
         self.room("gate_scratch", (self.team.num_threads, GATE_ROWS, 2 * TILE_COLUMNS), torch.float32)
 
-    def readied_room(self, rows: int, deepest: int) -> None:
-        """What products of 4 bits of at most this depth need for so many rows."""
-        self.room("readied", (rows, deepest + deepest // FOUR_BITS.group), torch.float32)
-
-    def widened_room(self, deepest: int) -> None:
-        """What each thread needs for tiles of narrow weights of at most this depth."""
-        widened = self.room("widened", (self.team.num_threads, 2, deepest, TILE_COLUMNS), torch.bfloat16)
-        self.set(widened_bytes=widened[0].nbytes)
+    def rounded_room(self, rows: int, weights: Iterable[PackedWeight]) -> None:
+        """What so many rows, and each thread, need for products of those of these weights that are of whole numbers."""
+        whole = [(each.whole, each.padded_depth) for each in weights if each.whole is not None]
+        if whole:
+            self.room("rounded", (rows, max(how.left_bytes(depth) for how, depth in whole)), torch.int8)
+        if widened := [depth for how, depth in whole if how.widened_rows is not None]:
+            tiles = self.room("widened", (self.team.num_threads, 2, max(widened), TILE_COLUMNS), torch.int16)
+            self.set(widened_bytes=tiles[0].nbytes)
 
     def run(self, operation: str) -> None:
         """Do it, on all threads of the team."""

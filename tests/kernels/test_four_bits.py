@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.cpu.team import Team, why_not
 from tests.kernels.test_int8 import ROWS
+from tests.kernels.test_vectors import exact_and_bound as of_whole_numbers
 
 NO_FOUR_BITS = why_not()
 if NO_FOUR_BITS is None:
@@ -38,15 +39,17 @@ def in_float64(numbers: Tensor, scales: Tensor, minima: Tensor) -> tuple[np.ndar
 
 
 def exact_and_bound(x: Tensor, weight: tuple[Tensor, Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, and how far float32 may be from it: sums of scaled numbers and of minima, in any order."""
+    """The product in float64, and how far a sum of scaled whole numbers and one of minima may be from it, in any order."""
+    from kernels.cpu.layout import FOUR_BITS
+
     numbers, sizes = in_float64(*weight)
-    a = x.double().numpy()
-    return a @ numbers.T, (a.shape[1] + 3) * np.finfo(np.float32).eps * (np.abs(a) @ sizes.T)
+    _, bound = of_whole_numbers(x, torch.from_numpy(sizes), FOUR_BITS)
+    return x.double().numpy() @ numbers.T, 2 * bound
 
 
 @needs_four_bits
 def test_a_packed_weight_holds_each_number_as_it_is() -> None:
-    from kernels.cpu.layout import FourBits, pack_four_bits
+    from kernels.cpu.packing import FourBits, pack_four_bits
 
     for columns, depth in SHAPES:
         one, two = drawn(1, columns, depth)[1], drawn(2, columns, depth)[1]
@@ -61,7 +64,7 @@ def test_a_packed_weight_holds_each_number_as_it_is() -> None:
 @needs_four_bits
 def test_a_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import FourBits, pack_four_bits
+    from kernels.cpu.packing import FourBits, pack_four_bits
 
     team, eps = Team(2), np.finfo(np.float32).eps
     for rows, (columns, depth) in product(ROWS, SHAPES):
@@ -79,7 +82,7 @@ def test_a_product_is_numpys_for_every_number_of_rows() -> None:
 @needs_four_bits
 def test_a_gated_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import gated
-    from kernels.cpu.layout import FourBits, pack_four_bits
+    from kernels.cpu.packing import FourBits, pack_four_bits
 
     for rows, (columns, depth) in product(ROWS, SHAPES):
         x, gate = drawn(rows, columns, depth)
@@ -96,7 +99,7 @@ def test_a_gated_product_is_numpys_for_every_number_of_rows() -> None:
 @needs_four_bits
 def test_a_row_has_the_same_bits_in_every_batch_and_for_any_number_of_threads() -> None:
     from kernels.cpu.alone import gated, linear
-    from kernels.cpu.layout import FourBits, pack_four_bits
+    from kernels.cpu.packing import FourBits, pack_four_bits
 
     x, weight = drawn(157, 100, 608)
     x[:, ::7] *= 1e-38  # what underflows where a product does not shift a weight's bits down
@@ -113,7 +116,7 @@ def test_a_row_has_the_same_bits_in_every_batch_and_for_any_number_of_threads() 
 @needs_four_bits
 def test_nan_stays_in_its_row_and_a_scale_that_is_not_finite_in_its_column() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import FourBits, pack_four_bits
+    from kernels.cpu.packing import FourBits, pack_four_bits
 
     for rows in (9, 33):
         x, (numbers, scales, minima) = drawn(rows, 50, 96)
@@ -125,7 +128,7 @@ def test_nan_stays_in_its_row_and_a_scale_that_is_not_finite_in_its_column() -> 
 
 
 def test_an_instruction_set_without_such_a_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    instructions, layout = (pytest.importorskip(f"kernels.cpu.{name}") for name in ("instructions", "layout"))
+    instructions, packing = (pytest.importorskip(f"kernels.cpu.{name}") for name in ("instructions", "packing"))
     features = instructions.AVX2.features
     monkeypatch.setattr(instructions, "HERE", instructions.AVX2)
     monkeypatch.setattr(instructions, "target_features", lambda: features | {"f16c"})
@@ -137,4 +140,4 @@ def test_an_instruction_set_without_such_a_product_says_so(monkeypatch: pytest.M
     )
     assert instructions.why_not_four_bits() == said
     with pytest.raises(NotImplementedError, match="no product in 4 bits"):
-        layout.pack_four_bits(layout.FourBits(torch.zeros(1, 32), torch.zeros(1, 1), torch.zeros(1, 1)))
+        packing.pack_four_bits(packing.FourBits(torch.zeros(1, 32), torch.zeros(1, 1), torch.zeros(1, 1)))

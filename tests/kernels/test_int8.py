@@ -41,7 +41,7 @@ def rounded(weight: Tensor) -> np.ndarray:
 
 @needs_int8
 def test_a_packed_weight_holds_each_number_to_half_a_scale() -> None:
-    from kernels.cpu.layout import in_int8, pack_int8_weight, pack_weight
+    from kernels.cpu.packing import in_int8, pack_int8_weight
 
     for columns, depth in SHAPES:
         one, two = drawn(columns, columns, depth)[1], drawn(7, columns, depth)[1]
@@ -52,12 +52,11 @@ def test_a_packed_weight_holds_each_number_to_half_a_scale() -> None:
             scales = in_int8(weight)[1].repeat_interleave(64, 1)[:, :depth]
             assert ((found.double() - weight.double()).abs() <= scales.double() * (0.5 + 2.0**-16)).all()
         assert torch.equal(pack_int8_weight(one, two).tiles, packed.tiles)
-        assert torch.equal(pack_weight(one, two).numbers(), torch.stack((one, two)).float())
 
 
 @needs_int8
 def test_a_group_of_zeros_is_zeros_and_one_with_a_number_that_is_not_finite_has_none_that_is() -> None:
-    from kernels.cpu.layout import pack_int8_weight
+    from kernels.cpu.packing import pack_int8_weight
 
     weight = drawn(3, 3, 192)[1]
     weight[0, :64], weight[1, 70], weight[2, 130] = 0.0, torch.nan, torch.inf
@@ -73,13 +72,13 @@ def test_a_group_of_zeros_is_zeros_and_one_with_a_number_that_is_not_finite_has_
 @needs_int8
 def test_a_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import pack_int8_weight
+    from kernels.cpu.packing import pack_int8_weight
 
     team, eps = Team(2), np.finfo(np.float32).eps
     for rows, (columns, depth) in product(ROWS, SHAPES):
         x, weight = drawn(rows, columns, depth)
         packed = pack_int8_weight(weight)
-        exact, bound = exact_and_bound(x, torch.from_numpy(rounded(weight)))
+        exact, bound = exact_and_bound(x, torch.from_numpy(rounded(weight)), packed.whole)
         found = linear(x, packed, team).double().numpy()
         assert found.shape == exact.shape
         assert (np.abs(found - exact) <= bound).all(), (rows, columns, depth)
@@ -90,24 +89,27 @@ def test_a_product_is_numpys_for_every_number_of_rows() -> None:
 @needs_int8
 def test_a_gated_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import gated
-    from kernels.cpu.layout import pack_int8_weight
+    from kernels.cpu.packing import pack_int8_weight
 
     for rows, (columns, depth) in product(ROWS, SHAPES):
         x, gate = drawn(rows, columns, depth)
         up = drawn(rows + 1, columns, depth)[1]
-        (a, a_bound), (b, b_bound) = (exact_and_bound(x, torch.from_numpy(rounded(each))) for each in (gate, up))
+        packed = pack_int8_weight(gate, up)
+        (a, a_bound), (b, b_bound) = (
+            exact_and_bound(x, torch.from_numpy(rounded(each)), packed.whole) for each in (gate, up)
+        )
         a = np.clip(a, -80.0, None)
         exact = a / (1 + np.exp(-a)) * b
         # silu changes no faster than its argument times 1.1; the exponential is exact to 4e-6.
-        bound = 1.1 * a_bound * np.abs(b) + np.abs(a) * b_bound + np.abs(exact) * 1e-5 + 1e-30
-        found = gated(x, pack_int8_weight(gate, up), Team(2)).double().numpy()
+        bound = 1.1 * a_bound * (np.abs(b) + b_bound) + np.abs(a) * b_bound + np.abs(exact) * 1e-5 + 1e-30
+        found = gated(x, packed, Team(2)).double().numpy()
         assert (np.abs(found - exact) <= bound).all(), (rows, columns, depth)
 
 
 @needs_int8
 def test_a_row_has_the_same_bits_in_every_batch_and_for_any_number_of_threads() -> None:
     from kernels.cpu.alone import gated, linear
-    from kernels.cpu.layout import pack_int8_weight
+    from kernels.cpu.packing import pack_int8_weight
 
     x, weight = drawn(157, 100, 600)
     packed, pair = pack_int8_weight(weight), pack_int8_weight(weight, weight.flip(0))
@@ -122,7 +124,7 @@ def test_a_row_has_the_same_bits_in_every_batch_and_for_any_number_of_threads() 
 @needs_int8
 def test_nan_in_a_row_stays_in_that_row() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import pack_int8_weight
+    from kernels.cpu.packing import pack_int8_weight
 
     for rows in (9, 33):
         x, weight = drawn(rows, 50, 70)
@@ -133,7 +135,7 @@ def test_nan_in_a_row_stays_in_that_row() -> None:
 
 
 def test_an_instruction_set_without_such_a_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    instructions, layout = (pytest.importorskip(f"kernels.cpu.{name}") for name in ("instructions", "layout"))
+    instructions, packing = (pytest.importorskip(f"kernels.cpu.{name}") for name in ("instructions", "packing"))
     monkeypatch.setattr(instructions, "HERE", instructions.AVX512)
     said = (
         "the kernels for AVX-512 for bf16 have no product in int8, "
@@ -141,6 +143,6 @@ def test_an_instruction_set_without_such_a_product_says_so(monkeypatch: pytest.M
     )
     assert instructions.why_not_int8() == said
     with pytest.raises(NotImplementedError, match="no product in int8"):
-        layout.pack_int8_weight(torch.ones(1, 1))
+        packing.pack_int8_weight(torch.ones(1, 1))
     monkeypatch.setattr(instructions, "HERE", instructions.AVX2)
     assert instructions.why_not_int8() is None

@@ -1,6 +1,7 @@
 """The vector kernels of a CPU: products against NumPy for every shape of a tile, attention against dense attention."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,23 +30,31 @@ def drawn(rows: int, columns: int, depth: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def exact_and_bound(x: Tensor, weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, and how far a float32 sum of exact products may be from it, in any order."""
-    a, b = x.double().numpy(), weight.double().numpy()
+def exact_and_bound(x: Tensor, weight: Tensor, whole: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, and how far a float32 sum of exact products may be from it, in any order.
+
+    Where the kernels multiply whole numbers (``layout.Whole``), each of ``x`` may be half of its group's scale off.
+    """
+    a, b = x.double().numpy(), np.abs(weight.double().numpy())
     eps = np.finfo(np.float32).eps
-    return a @ b.T, (a.shape[1] + 1) * eps * (np.abs(a) @ np.abs(b).T)
+    bound = (a.shape[1] + 1) * eps * (np.abs(a) @ b.T)
+    for first in range(0, a.shape[1], whole.group) if whole is not None else ():
+        part = slice(first, first + whole.group)
+        half = np.abs(a[:, part]).max(1) / whole.left_limit * (0.5 + 2.0**-10) + 2.0**-126
+        bound += half[:, None] * b[:, part].sum(1)
+    return a @ weight.double().numpy().T, bound
 
 
 @needs_vectors
 def test_a_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import pack_weight
+    from kernels.cpu.packing import pack_weight
 
     team = Team(2)
     for rows, (columns, depth) in product(ROWS, SHAPES):
         x, weight = drawn(rows, columns, depth)
-        exact, bound = exact_and_bound(x, weight)
         packed = pack_weight(weight)
+        exact, bound = exact_and_bound(x, packed.numbers()[0], packed.whole)
         found = linear(x, packed, team).double().numpy()
         assert found.shape == exact.shape
         assert (np.abs(found - exact) <= bound).all(), (rows, columns, depth)
@@ -56,36 +65,38 @@ def test_a_product_is_numpys_for_every_number_of_rows() -> None:
 @needs_vectors
 def test_a_gated_product_is_numpys_for_every_number_of_rows() -> None:
     from kernels.cpu.alone import gated
-    from kernels.cpu.layout import pack_weight
+    from kernels.cpu.packing import pack_weight
 
     for rows, (columns, depth) in product(ROWS, SHAPES):
         x, gate = drawn(rows, columns, depth)
         up = drawn(rows + 1, columns, depth)[1]
-        (a, a_bound), (b, b_bound) = exact_and_bound(x, gate), exact_and_bound(x, up)
+        packed = pack_weight(gate, up)
+        (a, a_bound), (b, b_bound) = (exact_and_bound(x, each, packed.whole) for each in packed.numbers())
         a = np.clip(a, -80.0, None)
         exact = a / (1 + np.exp(-a)) * b
         # silu changes no faster than its argument times 1.1; the exponential is exact to 4e-6, bf16 to a part in 256.
-        bound = 1.1 * a_bound * np.abs(b) + np.abs(a) * b_bound + np.abs(exact) * (2.0**-8 + 1e-5) + 1e-30
-        found = gated(x, pack_weight(gate, up), Team(2)).double().numpy()
+        bound = 1.1 * a_bound * (np.abs(b) + b_bound) + np.abs(a) * b_bound + np.abs(exact) * (2.0**-8 + 1e-5) + 1e-30
+        found = gated(x, packed, Team(2)).double().numpy()
         assert (np.abs(found - exact) <= bound).all(), (rows, columns, depth)
 
 
 @needs_vectors
 def test_a_gate_far_from_zero_neither_overflows_nor_vanishes() -> None:
     from kernels.cpu.alone import gated
-    from kernels.cpu.layout import LEFT, pack_weight
+    from kernels.cpu.layout import LEFT
+    from kernels.cpu.packing import pack_weight
 
     one = pack_weight(torch.ones(1, 1), torch.ones(1, 1))
     x = torch.tensor([[-300.0], [-1e30], [300.0], [0.0], [torch.nan]])
     found = gated(x, one, Team(1)).flatten().tolist()
-    assert found[:4] == [0.0, 0.0, float(torch.tensor(300.0**2).to(LEFT)), 0.0]
+    assert found[:4] == pytest.approx([0.0, 0.0, float(torch.tensor(300.0**2).to(LEFT)), 0.0], rel=1e-6)
     assert found[4] != found[4]
 
 
 @needs_vectors
 def test_the_exponential_of_a_gate_is_exact_from_the_smallest_numbers_to_the_largest() -> None:
     from kernels.cpu.alone import gated
-    from kernels.cpu.layout import pack_weight
+    from kernels.cpu.packing import pack_weight
 
     x = torch.linspace(-100, 100, 801).bfloat16().unsqueeze(1)
     one = torch.ones(1, 1)
@@ -97,7 +108,7 @@ def test_the_exponential_of_a_gate_is_exact_from_the_smallest_numbers_to_the_lar
 @needs_vectors
 def test_a_row_has_the_same_bits_in_every_batch() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import pack_weight
+    from kernels.cpu.packing import pack_weight
 
     x, weight = drawn(140, 100, 576)
     packed, team = pack_weight(weight), Team(2)
@@ -109,7 +120,7 @@ def test_a_row_has_the_same_bits_in_every_batch() -> None:
 @needs_vectors
 def test_nan_in_a_row_stays_in_that_row() -> None:
     from kernels.cpu.alone import linear
-    from kernels.cpu.layout import pack_weight
+    from kernels.cpu.packing import pack_weight
 
     x, weight = drawn(9, 50, 7)
     x[4, 2] = torch.nan

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from kernels.cpu.layout import FourBits
+from kernels.cpu.packing import FourBits
 from optimized import LLM
 from optimized.checkpoint import Checkpoint, ModelConfig, load_checkpoint, tensor_shapes
 from optimized.cpu_path import CpuPath, cpu_path, demand_narrow

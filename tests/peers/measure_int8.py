@@ -3,8 +3,9 @@
     python -m tests.peers.measure_int8 [--tokens 1024] [MODEL]
 
 Weights are rounded to 8 bits with a scale for each group of them along a row, and then computed with in float32, like every
-other operand: so this is the rounding alone, whatever kernel does it. Then the engine's own weights and kernels, in bfloat16
-and as ``--quantization int8`` and ``gguf`` have them, held against the first. Embeddings and norms keep their numbers. The text is
+other operand: so this is the rounding alone, whatever kernel does it. So it is with what is multiplied with the weights, in
+bfloat16. Then the engine's own weights and kernels, in bfloat16 and as ``--quantization int8`` and ``gguf`` have them. Each is
+held against the first, weights in bfloat16 and all else in float32. Embeddings and norms keep their numbers. The text is
 Python's own manual as ``pydoc`` has it, cut into windows of 256 tokens.
 """
 
@@ -14,11 +15,13 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from pydoc_data import topics
 from typing import TYPE_CHECKING
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from optimized.checkpoint import Checkpoint, LazyTensors, load_checkpoint
 from optimized.cpu_path import why_not_narrow
@@ -51,6 +54,17 @@ class Rounded(LazyTensors):
         return self._change(tensor) if "_proj.weight" in name else tensor
 
 
+class LeftInBfloat16(TorchFunctionMode):
+    """What is multiplied with a weight is rounded to bfloat16, while this holds."""
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        if func is torch.nn.functional.linear and isinstance(args[0], torch.Tensor):
+            args = (args[0].bfloat16().float(), *args[1:])
+        return func(*args, **(kwargs if isinstance(kwargs, dict) else {}))
+
+
 @torch.inference_mode()
 def logits(model: LlamaModel | VectorModel, windows: torch.Tensor) -> torch.Tensor:
     """Logits after each token of each window, ``[num_windows, WINDOW, vocab_size]`` float32."""
@@ -73,6 +87,10 @@ def in_float32(checkpoint: Checkpoint) -> Iterator[tuple[str, LlamaModel]]:
     }
     for name, change in changes.items():
         yield name, LlamaModel(checkpoint.config, Rounded(checkpoint, change), torch.float32)
+        if name == "bfloat16":
+            narrow = LlamaModel(checkpoint.config, Rounded(checkpoint, change), torch.float32)
+            with LeftInBfloat16():
+                yield "bfloat16, and what they multiply too", narrow
 
 
 def by_the_engine(checkpoint: Checkpoint) -> Iterator[tuple[str, VectorModel]]:
@@ -91,17 +109,19 @@ def by_the_engine(checkpoint: Checkpoint) -> Iterator[tuple[str, VectorModel]]:
         print(f"no weights as the file has them: {error}")
 
 
-def show(models: Iterator[tuple[str, LlamaModel]] | Iterator[tuple[str, VectorModel]], windows: torch.Tensor) -> None:
-    """A line for each; the likeliest tokens are held against those of the first."""
-    likeliest: torch.Tensor | None = None
+def show(models: Iterator[tuple[str, LlamaModel | VectorModel]], windows: torch.Tensor) -> None:
+    """A line for each; logits and the likeliest tokens are held against those of the first."""
+    first: torch.Tensor | None = None
     for name, model in models:
-        scores = logits(model, windows).log_softmax(-1)
-        loss = -scores[:, :-1].gather(-1, windows[:, 1:, None]).mean().item()
-        best = scores.argmax(-1)
-        likeliest = best if likeliest is None else likeliest
-        same = (best == likeliest).double().mean().item()
+        found = logits(model, windows)
+        first = found if first is None else first
+        loss = -found.log_softmax(-1)[:, :-1].gather(-1, windows[:, 1:, None]).mean().item()
+        same = (found.argmax(-1) == first.argmax(-1)).double().mean().item()
+        off = (found - first).square().mean().sqrt().item()
         print(
-            f"{name:30} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %", flush=True
+            f"{name:38} perplexity {math.exp(loss):.4f}, the likeliest token is the same {100 * same:.2f} %, "
+            f"logits are {off:.4f} off",
+            flush=True,
         )
 
 
@@ -120,11 +140,9 @@ def main() -> None:
         f"{checkpoint.name}, Python {sys.version.split()[0]}'s manual, {len(windows)} windows of {WINDOW} tokens",
         flush=True,
     )
-    show(in_float32(checkpoint), windows)
-    if (reason := why_not_narrow("gguf")) is None:
-        show(by_the_engine(checkpoint), windows)
-    else:
+    if (reason := why_not_narrow("gguf")) is not None:
         print(f"the engine has no such weights: {reason}")
+    show(chain(in_float32(checkpoint), by_the_engine(checkpoint) if reason is None else ()), windows)
 
 
 if __name__ == "__main__":

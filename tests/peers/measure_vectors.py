@@ -8,14 +8,16 @@ slower caches. Each figure is the median of the ratios of turns, and in brackets
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import torch
 
 from kernels.cpu.instructions import why_not_four_bits, why_not_int8
-from kernels.cpu.layout import LEFT, FourBits, PackedWeight, pack_four_bits, pack_int8_weight, pack_weight
+from kernels.cpu.layout import LEFT, PackedWeight
 from kernels.cpu.memory import Arena
+from kernels.cpu.packing import FourBits, pack_four_bits, pack_int8_weight, pack_weight
 from kernels.cpu.team import Team
 from kernels.cpu.workspace import Workspace
 from optimized.checkpoint import ModelConfig, random_checkpoint
@@ -49,9 +51,7 @@ def products(weights: Sequence[PackedWeight], rows: int, team: Team) -> Callable
         work.hold("head", weight.tiles)
         work.set(rows=rows, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
         work.set(head_code=weight.code)
-        if weight.narrow is not None:
-            work.widened_room(weight.padded_depth)
-            work.readied_room(rows, weight.padded_depth)
+        work.rounded_room(rows, [weight])
         works.append(work)
     return lambda: [work.run("product") for work in works] and None
 
@@ -100,7 +100,7 @@ def main() -> None:
     team, arena = Team(1), Arena()
     plain = [torch.randn(shape).bfloat16() for _ in range(LAYERS) for shape in SHAPES]
     packed = [pack_weight(weight, arena=arena) for weight in plain]
-    small_pages = [PackedWeight(each.tiles.clone(), each.num_columns, each.depth) for each in packed]
+    small_pages = [replace(each, tiles=each.tiles.clone()) for each in packed]
     narrow = {
         "int8": [] if why_not_int8() else [pack_int8_weight(weight, arena=arena) for weight in plain],
         "4 bits": []
@@ -125,7 +125,7 @@ def main() -> None:
         print(f"small pages over huge ones {ratio(products(small_pages[:some], rows, team), ours)}")
         for name, weights in narrow.items():
             if weights:
-                print(f"    bfloat16 over {name} {ratio(ours, products(weights[:some], rows, team))}")
+                print(f"    12 bits over {name} {ratio(ours, products(weights[:some], rows, team))}")
     for name, (theirs, ours) in steps().items():
         print(f"{name}: torch in float32 over ours {ratio(theirs, ours)}")
     logits = np.random.default_rng(0).standard_normal(49152).astype(np.float32) * 3
