@@ -52,7 +52,7 @@ def cpu_path(
 
 
 QUANTIZATIONS = ("int8", "gguf")
-"""Weights that are not in bfloat16: rounded to 8 bits, or as a GGUF file has them."""
+"""What else the weights of layers may be: rounded to 8 bits, or as a GGUF file has them."""
 
 
 def demand_narrow(path: CpuPath | None, quantization: str) -> None:

@@ -33,7 +33,10 @@ from kernels.cpu.emit import (
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """One processor's way to multiply bf16 numbers by others and to add that to float32 sums."""
+    """One processor's way to multiply bf16 numbers by others and to add that to float32 sums.
+
+    With ``emit_whole_dot`` weights are whole numbers, and only keys and values bf16.
+    """
 
     name: str
     features: frozenset[str]  # LLVM's names of what the processor must have
@@ -45,9 +48,7 @@ class InstructionSet:
     emit_dot: Callable  # (builder, sums, left, right): the sums plus both products
     emit_to_left: Callable  # (builder, floats): 16 numbers as those of a left matrix, to the nearest, NaN stays NaN
     emit_scale: Callable  # (builder, x, whole): x * 2**whole, for whole numbers from -127 to 128 and those beyond
-    emit_whole_dot: (
-        Callable | None
-    )  # (builder, sums, left, right): int32 sums plus products of pairs of int16; None: weights are bf16
+    emit_whole_dot: Callable | None  # (builder, sums, left, right): int32 sums plus products of pairs of int16
 
 
 # AVX-512 for bf16: one instruction multiplies two numbers by two and adds both, in 16 lanes.
@@ -170,12 +171,13 @@ HERE = next((each for each in SETS if each.features <= target_features()), AVX2)
 
 
 def reason() -> str:
-    """Which instruction set it is, and why."""
+    """Which instruction set it is and what it makes of weights in bf16, and why."""
     missing = [each.name for each in SETS[: SETS.index(HERE)]]
     why = f"this processor has no {', '.join(missing)}" if missing else "this processor has it"
     if config.CPU_FEATURES is not None:
         why = "NUMBA_CPU_FEATURES asks for it"
-    return f"{HERE.name}, {why}"
+    weights = "" if HERE.emit_whole_dot is None else ", weights as whole numbers of 12 bits"
+    return f"{HERE.name}{weights}, {why}"
 
 
 def why_not() -> str | None:

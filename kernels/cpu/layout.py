@@ -1,8 +1,9 @@
 """How weights and KV blocks lie in memory for the vector kernels: in the order in which they are read.
 
 A product reads its right matrix as rows of pairs, because one instruction multiplies two numbers by two others and adds both:
-bf16 numbers with AVX-512, whole numbers of 16 bits with AVX2. A weight is packed once, when it is loaded. A KV block keeps its size and its place in the pool,
-only the cells inside it are in another order, so that whoever copies, swaps or shares whole blocks need not know.
+bf16 numbers with AVX-512, whole numbers of 16 bits with AVX2. A weight is packed once, when it is loaded. A KV block keeps its
+size and its place in the pool, only the cells inside it are in another order, so that whoever copies, swaps or shares whole
+blocks need not know.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Whole:
         """The largest whole number that one is multiplied with.
 
         >>> TWELVE_BITS.left_limit, INT8.left_limit, FOUR_BITS.left_limit
-        (8193, 32767, 32767)
+        (8194, 32767, 32767)
         """
         return min(2**15 - 1, (2**31 - 1) // (self.group * self.largest))
 

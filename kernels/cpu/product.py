@@ -1,8 +1,9 @@
 """Products with float32 sums: one microkernel for bf16 matrices, generated for each number of rows and columns, and the phases of weights.
 
 As much of a tile of C as they hold stays in vector registers. A is read two numbers at a time, which meet a row of pairs
-of B; how the two are multiplied is the instruction set's. B lies in the order in which it is read, ``[depth / 2, columns, 2]``. A row's sum runs over the depth in one order, whatever rows
-stand beside it, so a row has the same bits in every batch. A weight may be of whole numbers instead (``kernels.cpu.whole``).
+of B; how the two are multiplied is the instruction set's. B lies in the order in which it is read, ``[depth / 2, columns, 2]``. A
+row's sum runs over the depth in one order, whatever rows stand beside it, so a row has the same bits in every batch. A weight
+may be of whole numbers instead (``kernels.cpu.whole``).
 """
 
 from numba import njit, types

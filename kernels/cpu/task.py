@@ -3,7 +3,7 @@
 import numpy as np
 
 OPERATIONS = ("forward", "logits", "product", "product_add", "gate_up", "attention", "contend", "pack")
-"""What a task asks for; a number in the record."""
+"""What a task asks for; a number in the record. Products by themselves, and the packing of a weight, take what the head has."""
 
 PHASES = ("embed", "norm", "qkv", "rotate, write", "attention", "o", "gate, up", "down", "head", "likeliest")
 """The parts of a step whose cycles are counted."""

@@ -252,24 +252,38 @@ widen_int8, widen_four_bits = widening(INT8), widening(FOUR_BITS)
 IN_TWELVE_BITS, IN_INT8, IN_FOUR_BITS = TWELVE_BITS.code, INT8.code, FOUR_BITS.code
 
 
-GROUP, INT8_ROW, INT8_HEAD = INT8.group, INT8.row_bytes // INT8.together, INT8.head_bytes
+INT8_GROUP, INT8_ROW, INT8_HEAD = INT8.group, INT8.row_bytes // INT8.together, INT8.head_bytes
 FOUR_BIT_GROUP, FOUR_BIT_GROUP_BYTES = FOUR_BITS.group, FOUR_BITS.tile_bytes(FOUR_BITS.group)
-TWELVE_BIT_GROUP_BYTES = TWELVE_BITS.tile_bytes(GROUP)
+TWELVE_BIT_GROUP, TWELVE_BIT_GROUP_BYTES = TWELVE_BITS.group, TWELVE_BITS.tile_bytes(TWELVE_BITS.group)
 TWELVE_BIT_ROW, TWELVE_BIT_HEAD = TWELVE_BITS.row_bytes // TWELVE_BITS.together, TWELVE_BITS.head_bytes
 INT8_WIDENED_ROWS, FOUR_BIT_WIDENED_ROWS = INT8.widened_rows, FOUR_BITS.widened_rows
-MOST, TWELVE_BIT_MOST = np.float32(INT8.left_limit), np.float32(TWELVE_BITS.left_limit)
+TWELVE_BIT_MOST, INT8_MOST, FOUR_BIT_MOST = (np.float32(how.left_limit) for how in (TWELVE_BITS, INT8, FOUR_BITS))
+
+
+@njit(error_model="numpy")
+def group_of(code):
+    """Numbers along the depth that have one scale."""
+    if code == IN_TWELVE_BITS:
+        return TWELVE_BIT_GROUP
+    return INT8_GROUP if code == IN_INT8 else FOUR_BIT_GROUP
+
+
+@njit(error_model="numpy")
+def num_groups_of(depth, code):
+    group = group_of(code)
+    return (depth + group - 1) // group
 
 
 @njit(error_model="numpy")
 def tile_bytes(depth, code):
     """The size of a packed weight's tile."""
-    groups = (depth + GROUP - 1) // GROUP
+    groups = num_groups_of(depth, code)
     if code == IN_TWELVE_BITS:
         return depth * TWELVE_BIT_ROW + groups * TWELVE_BIT_HEAD
     if code == IN_INT8:
         return depth * INT8_ROW + groups * INT8_HEAD
     if code == IN_FOUR_BITS:
-        return depth // FOUR_BIT_GROUP * FOUR_BIT_GROUP_BYTES
+        return groups * FOUR_BIT_GROUP_BYTES
     return depth * TILE_COLUMNS * 2
 
 
@@ -301,24 +315,18 @@ def widened_if_many(code, rows, b, depth, wide):
 
 
 @njit(error_model="numpy")
-def group_of(code):
-    """Numbers along the depth that have one scale."""
-    return FOUR_BIT_GROUP if code == IN_FOUR_BITS else GROUP
-
-
-@njit(error_model="numpy")
 def rounded_bytes(depth, code):
     """A row as ``round_rows`` makes it."""
-    group = group_of(code)
-    return (depth + group - 1) // group * (2 * group + 8)
+    return num_groups_of(depth, code) * (2 * group_of(code) + 8)
 
 
 @njit(error_model="numpy")
 def round_rows(counters, rows, a, lda, depth, code, out):
     """A phase: ``out`` is the rows of ``a`` in whole numbers, group by group, then each group's scale, then each group's sum in float32."""
     group, ldo, units = group_of(code), rounded_bytes(depth, code), (rows + UNIT - 1) // UNIT
-    num_groups = (depth + group - 1) // group
-    most = TWELVE_BIT_MOST if code == IN_TWELVE_BITS else MOST
+    num_groups, most = num_groups_of(depth, code), FOUR_BIT_MOST
+    if code != IN_FOUR_BITS:
+        most = TWELVE_BIT_MOST if code == IN_TWELVE_BITS else INT8_MOST
     while True:
         unit = claim(counters)
         if unit >= units:
@@ -338,7 +346,7 @@ def round_rows(counters, rows, a, lda, depth, code, out):
 @njit(error_model="numpy")
 def pack_tiles(counters, g):
     """A phase: the weight ``g.embedding``, ``[vocab_size, hidden_size]`` bf16, goes to the tiles ``g.head`` in 12 bits; these are zeros."""
-    num_groups = (g.hidden_depth + GROUP - 1) // GROUP
+    num_groups, group = num_groups_of(g.hidden_depth, IN_TWELVE_BITS), TWELVE_BIT_GROUP
     while True:
         tile = claim(counters)
         if tile >= g.vocab_columns // TILE_COLUMNS:
@@ -347,9 +355,9 @@ def pack_tiles(counters, g):
             weights = g.embedding + (tile * TILE_COLUMNS + column) * g.hidden_size * 2
             for i in range(num_groups):
                 start = g.head + tile * g.tile_stride + i * TWELVE_BIT_GROUP_BYTES
-                source = carray(uint16_at(weights + i * GROUP * 2), min(GROUP, g.hidden_size - i * GROUP))
+                source = carray(uint16_at(weights + i * group * 2), min(group, g.hidden_size - i * group))
                 scales = carray(uint16_at(start), TILE_COLUMNS)
-                pairs = carray(int32_at(start + TWELVE_BIT_HEAD + column * 4), GROUP // 2 * TILE_COLUMNS)
+                pairs = carray(int32_at(start + TWELVE_BIT_HEAD + column * 4), group // 2 * TILE_COLUMNS)
                 scales[column] = pack_group(source, pairs)
 
 

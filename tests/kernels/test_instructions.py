@@ -28,8 +28,10 @@ def tile(a, lda, b, ldb, pairs, c, ldc, ahead):
 tile.compile((types.int64,) * 8)
 print(HERE.name, reason(), tile.inspect_asm(tile.signatures[0]), sep="\\n")
 """
-BF16, WHOLE = TILE.replace("KERNEL", "product_kernel(8, 3)"), TILE.replace("KERNEL", "whole_kernel(TWELVE_BITS, 6, 3)")
-WHOLE = WHOLE.replace("kernel(a, lda, b, ldb, pairs, c, ldc)", "kernel(a, lda, b, ldb, pairs, c, ldc, ahead)")
+BF16 = TILE.replace("KERNEL", "product_kernel(8, 3)")
+WHOLE = TILE.replace("KERNEL", "whole_kernel(TWELVE_BITS, 6, 3)").replace(
+    "c, ldc)\n\n\ntile.", "c, ldc, ahead)\n\n\ntile."
+)
 AVX2 = "+avx,+avx2,+fma,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3"
 AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,+avx512bf16"
 
@@ -37,6 +39,7 @@ AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,+avx512bf16"
 def written(cpu: str, features: str, folder: Path, tile: str = BF16) -> tuple[str, str, str]:
     """The instruction set that is taken for such a processor, why, and the assembly of a tile of a product; nothing of it is run."""
     variables = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(folder)}
+    assert tile.count("ahead") == (1 if tile is BF16 else 2)
     run = subprocess.run(
         [sys.executable, "-c", tile], capture_output=True, text=True, check=True, env={**os.environ, **variables}
     )
@@ -76,3 +79,18 @@ def test_avx2_multiplies_twice_as_many_whole_numbers_at_once(tmp_path: Path) -> 
     # The turn of the loop: of its 12 sums at most one lies in memory.
     loops = [part for part in re.split(r"\.LBB\d+_\d+:", assembly) if "vpmaddwd" in part]
     assert max(len(SPILL.findall(part.split("\tj")[0])) for part in loops) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cpu", "more"),
+    [
+        ("alderlake", ",+avxvnni"),
+        ("icelake-server", ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,+avx512vnni"),
+    ],
+    ids=["AVX-VNNI", "AVX-512 VNNI"],
+)
+def test_where_there_is_vnni_a_multiplication_and_its_addition_are_one(cpu: str, more: str, tmp_path: Path) -> None:
+    name, _, assembly = written(cpu, AVX2 + more, tmp_path, WHOLE)
+    assert name == "AVX2 with FMA"
+    assert "vpdpwssd" in assembly

@@ -1,5 +1,7 @@
 """Weights in bf16 as whole numbers of 12 bits, and sums of whole numbers at their limits."""
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
@@ -98,8 +100,17 @@ def test_rows_of_any_size_are_rounded_by_themselves() -> None:
         linear(x * torch.exp2(powers).unsqueeze(1), packed, team), plain * torch.exp2(powers).unsqueeze(1)
     )
     assert not linear(torch.zeros(3, 130), packed, team).any()
+    tiny = linear(torch.full((1, 64), 1e-36), pack_weight(torch.ones(3, 64)), team)  # less than what is divided by
+    torch.testing.assert_close(tiny, torch.full((1, 3), 6.4e-35), rtol=1e-2, atol=0.0)
     for special in (torch.nan, torch.inf, -torch.inf):
         x[7, 129] = special
         finite = linear(x, packed, team).isfinite()
         assert not finite[7].any()
         assert finite[[row for row in range(40) if row != 7]].all()
+
+
+@pytest.mark.parametrize("name", ["layout", "workspace"])
+def test_the_examples_in_docstrings_are_true(name: str) -> None:
+    found = doctest.testmod(pytest.importorskip(f"kernels.cpu.{name}"))
+    assert found.attempted
+    assert not found.failed
