@@ -130,14 +130,10 @@ class Vectors:
         arena.to_huge_pages()
 
     def prepare(self, num_tokens: int) -> None:
-        from kernels.cpu.layout import LEFT
-
         weight, work = self._weights[0], self._work
-        work.room("normed", (num_tokens, weight.padded_depth), LEFT).fill_(1)
+        work.weight_room(num_tokens, weight).fill_(1)
         work.room("logits", (num_tokens, weight.padded_columns), torch.float32)
-        work.rounded_room(num_tokens, [weight])
-        work.set(rows=num_tokens, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
-        work.set(head_code=weight.code)
+        work.set(vocab_columns=weight.padded_columns)
 
     def __call__(self, layer: int) -> None:
         self._work.hold("head", self._weights[layer].tiles)

@@ -14,8 +14,7 @@ def linear(x: Tensor, weight: PackedWeight, team: Team, out: Tensor | None = Non
     """``x @ weight.T``, ``[rows, num_columns]`` float32, of ``x`` ``[rows, depth]``; added to ``out`` if that is given."""
     work = Workspace(team)
     rows = len(x)
-    _hold_left(work, x, weight)
-    work.hold("head", weight.tiles)
+    work.weight_room(rows, weight)[:, : weight.depth] = x
     work.set(vocab_columns=weight.padded_columns)
     found = work.room("logits", (rows, weight.padded_columns), torch.float32)
     if out is not None:
@@ -27,21 +26,12 @@ def linear(x: Tensor, weight: PackedWeight, team: Team, out: Tensor | None = Non
 def gated(x: Tensor, weight: PackedWeight, team: Team) -> Tensor:
     """``silu(x @ gate.T) * (x @ up.T)``, as a left matrix, for a packed pair of weights."""
     work = Workspace(team)
-    _hold_left(work, x, weight)
-    work.hold("head", weight.tiles)
+    work.weight_room(len(x), weight)[:, : weight.depth] = x
     work.set(gate_columns=weight.padded_columns)
     work.gate_room()
     found = work.room("gated", (len(x), weight.padded_columns), LEFT)
     work.run("gate_up")
     return found[:, : weight.num_columns]
-
-
-def _hold_left(work: Workspace, x: Tensor, weight: PackedWeight) -> None:
-    left = work.room("normed", (len(x), weight.padded_depth), LEFT)
-    left[:, : weight.depth] = x
-    work.set(rows=len(x), hidden_depth=weight.padded_depth)
-    work.set(head_code=weight.code)
-    work.rounded_room(len(x), [weight])
 
 
 def packed_attention(

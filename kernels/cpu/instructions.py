@@ -26,6 +26,7 @@ from kernels.cpu.emit import (
     SHORTS,
     emit_call,
     emit_constant,
+    emit_fma,
     emit_load,
     emit_splat,
 )
@@ -106,7 +107,7 @@ def _both_in_all_lanes(builder, address):
 
 def _dot_of_floats(builder, sums, left, right):
     for a, b in zip(left, right, strict=True):
-        sums = emit_call(builder, "llvm.fma.v16f32", FLOATS, a, b, sums)
+        sums = emit_fma(builder, a, b, sums)
     return sums
 
 

@@ -20,6 +20,7 @@ from kernels.cpu.emit import (
     emit_call,
     emit_constant,
     emit_fetch,
+    emit_fma,
     emit_load,
     emit_loop,
     emit_splat,
@@ -39,7 +40,7 @@ def emit_exp2(builder, x):
     whole = emit_call(builder, "llvm.rint.v16f32", FLOATS, x)
     rest, poly = builder.fsub(x, whole), emit_constant(0.0096181291)
     for factor in (0.0555041087, 0.2402265069, 0.6931471806, 1.0):
-        poly = emit_call(builder, "llvm.fma.v16f32", FLOATS, poly, rest, emit_constant(factor))
+        poly = emit_fma(builder, poly, rest, emit_constant(factor))
     return HERE.emit_scale(builder, poly, whole)
 
 

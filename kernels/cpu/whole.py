@@ -36,9 +36,9 @@ from kernels.cpu.emit import (
 from kernels.cpu.instructions import HERE, why_not_four_bits
 from kernels.cpu.layout import FOUR_BITS, INT8, TILE_COLUMNS, TWELVE_BITS, Whole
 from kernels.cpu.memory import LINE
+from kernels.cpu.rows import UNIT
 from kernels.cpu.vectors import bits_float, claim, float32_at, int32_at, round_group, uint16_at, wait_for, widen
 
-UNIT = 8  # rows that one thread rounds at once
 NUM_SUMS = 6  # vectors of sums that registers hold, as each pair of A comes from memory
 FETCHING_ROWS = 4  # rows of a kernel from which on it asks for what will be read soon: with fewer, memory has no pause
 ZERO_SUMS = ir.Constant(INTS, [0] * LANES)

@@ -73,6 +73,13 @@ class Workspace:
         """What each thread needs for its part of the gated product."""
         self.room("gate_scratch", (self.team.num_threads, GATE_ROWS, 2 * TILE_COLUMNS), torch.float32)
 
+    def weight_room(self, rows: int, weight: PackedWeight) -> Tensor:
+        """What a product of so many rows with this weight by itself needs but for its result; its left matrix, ``[rows, padded depth]``."""
+        self.rounded_room(rows, [weight])
+        self.hold("head", weight.tiles)
+        self.set(rows=rows, hidden_depth=weight.padded_depth, head_code=weight.code)
+        return self.room("normed", (rows, weight.padded_depth), LEFT)
+
     def rounded_room(self, rows: int, weights: Iterable[PackedWeight]) -> None:
         """What so many rows, and each thread, need for products of those of these weights that are of whole numbers."""
         whole = [(each.whole, each.padded_depth) for each in weights if each.whole is not None]

@@ -43,8 +43,8 @@ def exact_and_bound(x: Tensor, weight: tuple[Tensor, Tensor, Tensor]) -> tuple[n
     from kernels.cpu.layout import FOUR_BITS
 
     numbers, sizes = in_float64(*weight)
-    _, bound = of_whole_numbers(x, torch.from_numpy(sizes), FOUR_BITS)
-    return x.double().numpy() @ numbers.T, 2 * bound
+    both, bound = of_whole_numbers(x.abs(), torch.from_numpy(sizes), FOUR_BITS)
+    return x.double().numpy() @ numbers.T, bound + 2 * np.finfo(np.float32).eps * both
 
 
 @needs_four_bits

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.instructions import why_not_four_bits, why_not_int8
-from kernels.cpu.layout import LEFT, PackedWeight
+from kernels.cpu.layout import PackedWeight
 from kernels.cpu.memory import Arena
 from kernels.cpu.packing import FourBits, pack_four_bits, pack_int8_weight, pack_weight
 from kernels.cpu.team import Team
@@ -46,12 +46,9 @@ def products(weights: Sequence[PackedWeight], rows: int, team: Team) -> Callable
     works = []
     for weight in weights:
         work = Workspace(team)
-        work.room("normed", (rows, weight.padded_depth), LEFT)
+        work.weight_room(rows, weight)
         work.room("logits", (rows, weight.padded_columns), torch.float32)
-        work.hold("head", weight.tiles)
-        work.set(rows=rows, hidden_depth=weight.padded_depth, vocab_columns=weight.padded_columns)
-        work.set(head_code=weight.code)
-        work.rounded_room(rows, [weight])
+        work.set(vocab_columns=weight.padded_columns)
         works.append(work)
     return lambda: [work.run("product") for work in works] and None
 
